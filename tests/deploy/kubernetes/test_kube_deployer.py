@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,77 @@ def test_a_pod_that_is_evicted_again_and_again_fails_in_time() -> None:
     assert cluster.only().state == "starting"
 
 
+def test_nodes_that_are_alike_come_restart_and_go_together() -> None:
+    cluster = Cluster()
+    cluster.api.absent.clear()
+    order = build_order(types=("T4:4", "L4:1", "L4:1"))
+    status = cluster.deployer.start(order)
+    assert (status.state, status.unfinished) == ("starting", False)
+    cluster.settle()
+    assert cluster.only().state == "ready"
+    assert {key[0] for key in cluster.left()} == {
+        "configmaps",
+        "leaderworkersets",
+        "poddisruptionbudgets",
+        "pods",
+    }
+    before = {key[2]: pod["metadata"]["uid"] for key, pod in cluster.api.of("pods")}
+    assert set(before) == {status.handle + end for end in ("-0", "-0-1", "-0-2")}
+    assert cluster.only().hosts == ("a", "b", "d")
+    # One of them is lost: all begin anew.
+    del cluster.api.objects["pods", "default", f"{status.handle}-0-2"]
+    cluster.api.step()
+    after = {key[2]: pod["metadata"]["uid"] for key, pod in cluster.api.of("pods")}
+    assert not set(before.values()) & set(after.values())
+    assert cluster.only().state == "starting"
+    # A label that somebody takes away changes nothing.
+    cluster.settle()
+    for _, made in (*cluster.api.of("leaderworkersets"), *cluster.api.of("pods")):
+        made["metadata"]["labels"] = {}
+    assert cluster.only().state == "ready"
+    cluster.deployer.drain(status.handle, 0)
+    assert cluster.only().state == "draining"
+    cluster.api.step()
+    cluster.api.end_pods()
+    assert cluster.left() == []
+
+
+@pytest.mark.parametrize("writes", range(6))
+def test_a_group_that_was_left_halfway_is_finished(writes: int) -> None:
+    cluster = Cluster()
+    cluster.api.absent.clear()
+    cluster.api.fail_after = writes
+    with contextlib.suppress(ControllerDiedError):
+        cluster.deployer.start(build_order(types=("L4:1", "L4:1")))
+    cluster.api.fail_after = None
+    cluster.deployer.start(build_order(types=("L4:1", "L4:1")))
+    cluster.settle()
+    assert (cluster.only().state, cluster.only().unfinished) == ("ready", False)
+    assert len(list(cluster.api.of("leaderworkersets"))) == 1
+
+
+def test_nodes_that_cannot_be_a_group_are_sets_or_refused() -> None:
+    unlike = build_order(types=("L4:1", "L4:1", "T4:4"))
+    cluster = Cluster()
+    cluster.api.absent.clear()
+    cluster.deployer.start(unlike)
+    assert len(list(cluster.api.of("statefulsets"))) == 3
+    for absent, order, why in (
+        (True, build_order(types=("L4:1", "L4:1")), "has no LeaderWorkerSet"),
+        (False, unlike, "want different machines"),
+    ):
+        cluster = Cluster(multi_node="leader-worker-set")
+        if not absent:
+            cluster.api.absent.clear()
+        with pytest.raises(DeployError, match=why):
+            cluster.deployer.start(order)
+        assert cluster.left() == []
+    cluster = Cluster(multi_node="stateful-sets")
+    cluster.api.absent.clear()
+    cluster.deployer.start(build_order(types=("L4:1", "L4:1")))
+    assert len(list(cluster.api.of("statefulsets"))) == 2
+
+
 @pytest.mark.parametrize(
     ("market", "region", "host", "stands"),
     [
@@ -659,6 +731,9 @@ def test_the_role_in_the_base_is_enough_and_grants_nothing_unused(tmp_path: Path
     cluster.settle()
     cluster.deployer.logs(handle)
     cluster.deployer.stop(handle, 1)
+    cluster.api.absent.clear()
+    together = cluster.deployer.start(build_order("together", types=("L4:1", "L4:1"), term=1))
+    cluster.deployer.stop(together.handle, 1)
     granted = {
         (verb, resource, rule["everywhere"])
         for rule in rules

@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,43 @@ def test_manifests_keep_the_published_schemas(tmp_path: Path) -> None:
     assert secret is not None
     for made in (*render_instance(order, settings, CATALOG), secret):
         validate.validate(made, "1.30", strict=True)
+    group = render_instance(order, settings, CATALOG, group=True)[-1]
+    together = group["spec"]["leaderWorkerTemplate"]
+    # Its own fields by its documentation, and its pods as those of any set.
+    assert set(group["spec"]) == {"replicas", "startupPolicy", "leaderWorkerTemplate"}
+    assert set(together) == {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
+    for name in ("leaderTemplate", "workerTemplate"):
+        head = {"apiVersion": "v1", "kind": "Pod"}
+        meta = {**together[name]["metadata"], "name": "x"}
+        pod = {**head, "metadata": meta, "spec": together[name]["spec"]}
+        validate.validate(pod, "1.30", strict=True)
+
+
+def test_workers_of_a_group_run_their_own_commands(tmp_path: Path) -> None:
+    order = build_order(types=("L4:1", "L4:1", "L4:1"), argv=("sh", "-c", ":"), env=(("A", "0"),))
+    same = render_instance(order, KubernetesSettings(), CATALOG, group=True)[-1]
+    worker = same["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    assert worker["spec"]["containers"][0]["command"] == ["sh", "-c", ":"]
+    told = tmp_path / "told"
+    commands = [
+        replace(
+            command,
+            argv=("sh", "-c", f"echo $A '$(A)' $1 > {told}", "x", "it's {port}"),
+            env=(("A", f"a '{at}'"),),
+        )
+        for at, command in enumerate(order.commands)
+    ]
+    own = replace(order, commands=tuple(commands))
+    made = render_instance(own, KubernetesSettings(), CATALOG, group=True)[-1]
+    worker = made["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    (program, flag, script) = worker["spec"]["containers"][0]["command"]
+    assert "$(" not in script.replace("$$(", "")
+    for index in ("1", "2"):
+        environment = {"PATH": "/usr/bin:/bin", "LWS_WORKER_INDEX": index, "ATOLL_PORT": "8000"}
+        # As Kubernetes passes what was escaped.
+        words = [program, flag, script.replace("$$(", "$(")]
+        subprocess.run(words, env=environment, check=True)
+        assert told.read_text() == f"a '{index}' $(A) it's 8000\n"
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

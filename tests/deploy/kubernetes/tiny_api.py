@@ -27,6 +27,7 @@ KINDS = {
     "configmaps": ("v1", "ConfigMap"),
     "events": ("v1", "Event"),
     "fleets": ("atoll-serving.github.io/v1alpha1", "Fleet"),
+    "leaderworkersets": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     "leases": ("coordination.k8s.io/v1", "Lease"),
     "nodepools": ("karpenter.sh/v1", "NodePool"),
     "nodes": ("v1", "Node"),
@@ -68,6 +69,9 @@ class TinyApi:
         self.asked: list[tuple[str, str]] = []
         self.fail_after: int | None = None
         self.dead: set[str] = set()
+        # APIs that the cluster does not have.
+        self.absent = {"leaderworkerset.x-k8s.io/v1"}
+        self._groups: dict[str, set[str]] = {}
         self._version = 0
         self._uid = 0
 
@@ -99,11 +103,15 @@ class TinyApi:
     def _answer(
         self, method: str, path: str, query: Mapping[str, str], body: Json, content_type: str
     ) -> Json | str:
+        groups = {version for version, _ in KINDS.values() if version not in self.absent}
+        if path.removeprefix("/apis/") in groups:
+            return {"kind": "APIResourceList"}
         match = _PATH.fullmatch(path)
         if match is None or match["plural"] not in KINDS:
             raise RefusedError(404, "the server could not find the requested resource")
         plural, space, name = match["plural"], match["space"] or "", unquote(match["name"] or "")
-        if KINDS[plural][0] != (match["core"] or match["group"]):
+        version = match["core"] or match["group"]
+        if KINDS[plural][0] != version or version in self.absent:
             raise RefusedError(404, "the server could not find the requested resource")
         key = (plural, space, name)
         self._authorize(method, plural, match["sub"], space, bool(name))
@@ -294,6 +302,7 @@ class TinyApi:
         while before != (self._version, len(self.objects)):
             before = (self._version, len(self.objects))
             self._make_pods()
+            self._make_groups()
             self._collect()
             self._schedule()
 
@@ -370,6 +379,33 @@ class TinyApi:
         return [
             (k, pod) for k, pod in self.of("pods") if pod["spec"].get("nodeName") not in self.dead
         ]
+
+    def _make_groups(self) -> None:
+        """Make the pods of groups; where one of them is gone, all come anew."""
+        for (_, space, name), made in list(self.of("leaderworkersets")):
+            if "deletionTimestamp" in made["metadata"]:
+                continue
+            spec = made["spec"]["leaderWorkerTemplate"]
+            names = [f"{name}-0", *(f"{name}-0-{index}" for index in range(1, spec["size"]))]
+            there = {
+                pod: self.objects["pods", space, pod]["metadata"]["uid"]
+                for pod in names
+                if ("pods", space, pod) in self.objects
+            }
+            known = self._groups.setdefault(name, set())
+            if known and set(there.values()) != known:
+                for pod in there:
+                    del self.objects["pods", space, pod]
+                known.clear()
+            if not known:
+                owner = {"kind": "StatefulSet", "name": name, "uid": made["metadata"]["uid"]}
+                for pod in names:
+                    kind = "workerTemplate" if pod != names[0] else "leaderTemplate"
+                    template = copy.deepcopy(spec[kind])
+                    meta = {**template["metadata"], "name": pod, "namespace": space}
+                    meta["ownerReferences"] = [{**owner, "blockOwnerDeletion": True}]
+                    made_pod = {"metadata": meta, "spec": template["spec"], "status": {}}
+                    known.add(self._create(("pods", space, pod), made_pod)["metadata"]["uid"])
 
     def _make_pods(self) -> None:
         for (_, space, name), made in list(self.of("statefulsets")):

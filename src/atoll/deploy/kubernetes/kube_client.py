@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from atoll.core.errors import shorten
 from atoll.deploy.kubernetes.labels import DOMAIN, MANAGER
+from atoll.deploy.kubernetes.worker_group import API, KIND
 from atoll.deploy.target import DeployError, FailureKind
 
 Json = dict[str, Any]
@@ -21,6 +22,7 @@ _PATHS = {
     "ConfigMap": ("/api/v1", "configmaps", True),
     "Event": ("/api/v1", "events", True),
     "Fleet": (f"/apis/{DOMAIN}/v1alpha1", "fleets", True),
+    KIND: (f"/apis/{API}", "leaderworkersets", True),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "Node": ("/api/v1", "nodes", False),
     "NodePool": ("/apis/karpenter.sh/v1", "nodepools", False),
@@ -115,6 +117,10 @@ class KubeClient:
         if self._transport.ask("GET", path, query={"limit": "1"}).status in (403, 404):
             return None
         return self.select(kind, everywhere=everywhere)
+
+    def has(self, kind: str) -> bool:
+        """Return whether the cluster has a kind of objects: somebody may have installed it."""
+        return self._transport.ask("GET", _PATHS[kind][0], query={}).status == 200
 
     def delete(
         self, kind: str, name: str, *, uid: str | None = None, grace_s: int | None = None

@@ -30,6 +30,8 @@ from atoll.deploy.kubernetes.labels import (
 )
 from atoll.deploy.kubernetes.manifests import own, render_instance, render_secret, write_manifests
 from atoll.deploy.kubernetes.node_pools import count_unborn
+from atoll.deploy.kubernetes.worker_group import KIND as GROUP_KIND
+from atoll.deploy.kubernetes.worker_group import is_group, name_pod, why_no_group
 from atoll.deploy.kubernetes.workload_status import (
     SeenMachines,
     WorkloadParts,
@@ -119,7 +121,8 @@ class KubernetesDeployer:
         refuse_old_term(labels.fleet, labels.term, self._newest_term(labels.fleet))
         name = workload_name(labels.fleet, labels.instance)
         status = self._find(name)
-        if status is None or not self._is_whole(name, len(order.commands), status):
+        # A controller may have died halfway through.
+        if status is None or (status.unfinished and status.state != "draining"):
             try:
                 self._apply(order)
             except DeployError as error:
@@ -169,26 +172,40 @@ class KubernetesDeployer:
 
     def _apply(self, order: StartOrder) -> None:
         # All of it is rendered, and every secret read, before anything is applied.
-        anchor, *others = render_instance(order, self._settings, self._catalog)
-        secret = render_secret(order, self._settings)
         # One that a controller left halfway stays as it is: it cannot be changed, and pods refer to it.
-        owner = self._client.get("ConfigMap", anchor["metadata"]["name"])
+        name = workload_name(order.labels.fleet, order.labels.instance)
+        owner = self._client.get("ConfigMap", name)
+        group = self._is_to_group(order) if owner is None else is_group(owner)
+        anchor, *others = render_instance(order, self._settings, self._catalog, group=group)
+        secret = render_secret(order, self._settings)
         if owner is None:
             owner = self._client.apply(anchor)
         for manifest in (*([secret] if secret else ()), *others):
             self._client.apply(own(manifest, owner))
 
-    def _is_whole(self, name: str, nodes: int, status: InstanceStatus) -> bool:
-        """Whether nothing is left to apply: a controller may have died halfway through."""
-        if status.state == "draining":
-            return True
-        return len(self._client.select("StatefulSet", labels=select_instance(name))) == nodes
+    def _is_to_group(self, order: StartOrder) -> bool:
+        """Whether the nodes of an instance become one set; DeployError where they should and cannot."""
+        wish = self._settings.multi_node
+        if len(order.commands) < 2 or wish == "stateful-sets":
+            return False
+        if wish == "auto":
+            return why_no_group(order) is None and self._client.has(GROUP_KIND)
+        if not self._client.has(GROUP_KIND):
+            raise DeployError(
+                f"the cluster has no {GROUP_KIND}",
+                kind="settings",
+                hint="install it, or set multi_node: auto",
+            )
+        return True
 
     def _end(self, handle: str, term: int) -> None:
         anchor = self._client.get("ConfigMap", handle)
         if anchor is None:
             return
-        labels = self._read_whose(anchor, self._complete(anchor, "StatefulSet", ()))
+        kind = _set_kind(anchor)
+        listed = self._client.select(kind, labels=select_instance(handle))
+        sets = self._complete(anchor, kind, listed)
+        labels = self._read_whose(anchor, sets)
         if labels is None:
             raise DeployError(f"ConfigMap {handle} is not an instance of Atoll", kind="settings")
         refuse_old_term(labels.fleet, term, self._newest_term(labels.fleet))
@@ -196,10 +213,10 @@ class KubernetesDeployer:
         # being deleted makes no new pods.
         if anchor["metadata"].get("deletionTimestamp") is None:
             self._client.delete("ConfigMap", handle, uid=anchor["metadata"]["uid"])
-        for found in self._client.select("StatefulSet", labels=select_instance(handle)):
+        for found in sets:
             meta = found["metadata"]
             if meta.get("deletionTimestamp") is None:
-                self._client.delete("StatefulSet", meta["name"], uid=meta["uid"])
+                self._client.delete(kind, meta["name"], uid=meta["uid"])
         # They have no owner where a person applied what a dry run wrote.
         for kind in UNOWNED_KINDS:
             self._client.delete(kind, handle)
@@ -220,6 +237,10 @@ class KubernetesDeployer:
         anchors += self._find_anchors(sets.keys() - {each["metadata"]["name"] for each in anchors})
         if not anchors:
             return ()
+        if any(map(is_group, anchors)):
+            groups = _by_instance(self._client.select(GROUP_KIND, labels=selector))
+            # Sets that a group is made of are its own business.
+            sets |= {each["metadata"]["name"]: [] for each in anchors if is_group(each)} | groups
         pods = _by_instance(self._client.select("Pod", labels=selector))
         now_s = self._clock()
         nodes = self._client.select_if_allowed("Node")
@@ -228,15 +249,15 @@ class KubernetesDeployer:
         warnings: dict[str, str] | None = None
         for anchor in sorted(anchors, key=lambda each: str(each["metadata"]["name"])):
             name = anchor["metadata"]["name"]
-            own_sets = self._complete(anchor, "StatefulSet", sets[name])
-            own_pods = self._complete(anchor, "Pod", pods[name], len(own_sets))
+            own_sets = self._complete(anchor, _set_kind(anchor), sets[name])
+            own_pods = self._complete(anchor, "Pod", pods[name])
             labels = self._read_whose(anchor, own_sets)
             if labels is None:
                 self._tell([f"ConfigMap {name} has lost what says whose it is: it is left alone"])
             # A label holds a digest of a long name; the name itself decides.
             if labels is None or (fleet is not None and labels.fleet != fleet):
                 continue
-            if warnings is None and len(own_pods) < len(own_sets):
+            if warnings is None and len(own_pods) < read_count(anchor):
                 warnings = self._warnings()
             parts = WorkloadParts(anchor, labels, own_sets, own_pods, warnings or {})
             status = judge_instance(
@@ -260,22 +281,23 @@ class KubernetesDeployer:
                 found.append(anchor)
         return found
 
-    def _complete(
-        self, anchor: Json, kind: str, found: Sequence[Json], wanted: int | None = None
-    ) -> Sequence[Json]:
+    def _complete(self, anchor: Json, kind: str, found: Sequence[Json]) -> Sequence[Json]:
         """Return the sets or pods of an instance, those too that have lost the labels they are found by."""
-        count = read_count(anchor) if wanted is None else wanted
-        if len(found) >= count or anchor["metadata"].get("deletionTimestamp") is not None:
+        handle, group = anchor["metadata"]["name"], is_group(anchor)
+        if kind == "Pod":
+            names = [name_pod(handle, index, group=group) for index in range(read_count(anchor))]
+        else:
+            names = [handle] if group else [f"{handle}-{i}" for i in range(read_count(anchor))]
+        if len(found) >= len(names) or anchor["metadata"].get("deletionTimestamp") is not None:
             return found
         there = {each["metadata"]["name"] for each in found}
         more = []
-        for index in range(count):
-            name = f"{anchor['metadata']['name']}-{index}" + ("-0" if kind == "Pod" else "")
+        for name in names:
             if name in there:
                 continue
             # Listed, not read: that is a right that the deployer needs anyway.
             for lost in self._client.select(kind, fields=f"metadata.name={name}"):
-                self._tell_damage(lost, anchor["metadata"]["name"])
+                self._tell_damage(lost, handle)
                 more.append(lost)
         return (*found, *more)
 
@@ -324,6 +346,10 @@ class KubernetesDeployer:
             )[2]
             for event in events
         }
+
+
+def _set_kind(anchor: Json) -> str:
+    return GROUP_KIND if is_group(anchor) else "StatefulSet"
 
 
 def _by_instance(objects: Sequence[Json]) -> defaultdict[str, builtins.list[Json]]:

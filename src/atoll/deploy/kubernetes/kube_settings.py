@@ -55,6 +55,9 @@ class KubernetesSettings(DeployerSettings):
     machines that selector and tolerations leave out are not offered either. `read_only_root` gives an
     engine nowhere to write but volumes: its home is an empty one then.
 
+    `multi_node` is what an instance of several nodes becomes: one LeaderWorkerSet, whose pods restart
+    together, or a StatefulSet each; "auto" takes the first where the cluster has it and the nodes are alike.
+
     `node_pools` are pools that grow, by the names that their machines' labels give; Karpenter's are read
     where they say which GPUs they have. A pod may wait `scale_up_s` for a machine where some can be made.
     """
@@ -91,6 +94,7 @@ class KubernetesSettings(DeployerSettings):
     annotations: dict[str, str] = Field(default_factory=dict)
     sidecars: tuple[dict[str, Any], ...] = ()
     read_only_root: bool = False
+    multi_node: Literal["auto", "leader-worker-set", "stateful-sets"] = "auto"
     node_pools: dict[str, PoolSettings] = Field(default_factory=dict)
     scale_up_s: float = Field(default=900.0, ge=0)
 

@@ -2,9 +2,10 @@
 
 Every node of an instance is a StatefulSet of one pod, also where there is only one. Nodes differ in what they
 run, in GPUs and in the machines they may stand on, and a pod template says all three, so pods of one set
-could not differ. A Deployment would start a second pod while the first, on a machine that does not answer,
-may still hold its requests; a StatefulSet starts no second, and gives its pod a name by which the others of a
-pipeline find it. Everything hangs on one ConfigMap, so that one deletion ends an instance.
+could not differ; where all but the first are alike they may be one LeaderWorkerSet (`worker_group`). A
+Deployment would start a second pod while the first, on a machine that does not answer, may still hold its
+requests; a StatefulSet starts no second, and gives its pod a name by which the others of a pipeline find it.
+Everything hangs on one ConfigMap, so that one deletion ends an instance.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.ids import parse_node_type
 from atoll.deploy.kubernetes import kube_machines as machines
+from atoll.deploy.kubernetes import worker_group
 from atoll.deploy.kubernetes.gpu_labels import COUNT, PARTITIONED, SHARED, GpuRule, list_rules
 from atoll.deploy.kubernetes.kube_settings import VARIABLE, KubernetesSettings
 from atoll.deploy.kubernetes.labels import (
@@ -60,15 +62,22 @@ Manifest = dict[str, Any]
 
 
 def render_instance(
-    order: StartOrder, settings: KubernetesSettings, catalog: Catalog
+    order: StartOrder, settings: KubernetesSettings, catalog: Catalog, *, group: bool = False
 ) -> tuple[Manifest, ...]:
     """Return an instance's objects, in the order in which they are applied: the ConfigMap owns the others.
 
-    Secrets are referred to and not among them (`render_secret`).
+    Secrets are referred to and not among them (`render_secret`). With `group` its nodes are one
+    LeaderWorkerSet, which makes names for its pods by itself.
     """
     _check(order)
     order.refuse_shares("Kubernetes")
     name = workload_name(order.labels.fleet, order.labels.instance)
+    if group:
+        return (
+            _config_map(order, name, settings, group=True),
+            _budget(order, name, settings),
+            _group(order, name, settings, catalog),
+        )
     several = len(order.commands) > 1
     sets = (
         _stateful_set(order, index, name, settings, catalog) for index in range(len(order.commands))
@@ -101,7 +110,8 @@ def render_secret(order: StartOrder, settings: KubernetesSettings) -> Manifest |
 
 def write_manifests(order: StartOrder, settings: KubernetesSettings, catalog: Catalog) -> str:
     """Return an instance's objects as one YAML text; secrets are named, not shown."""
-    objects = render_instance(order, settings, catalog)
+    group = settings.multi_node == "leader-worker-set" and len(order.commands) > 1
+    objects = render_instance(order, settings, catalog, group=group)
     text = yaml.safe_dump_all(objects, sort_keys=False, width=110)
     files = _own_secrets(order, settings)
     if not files:
@@ -137,7 +147,9 @@ def _head(
     }
 
 
-def _config_map(order: StartOrder, name: str, settings: KubernetesSettings) -> Manifest:
+def _config_map(
+    order: StartOrder, name: str, settings: KubernetesSettings, *, group: bool = False
+) -> Manifest:
     data = {
         f"{index}.{variable}": value
         for index, command in enumerate(order.commands)
@@ -148,6 +160,7 @@ def _config_map(order: StartOrder, name: str, settings: KubernetesSettings) -> M
         "immutable": True,
         "data": {
             "nodes": str(len(order.commands)),
+            **({worker_group.LAYOUT: worker_group.GROUP} if group else {}),
             INSTANCE: order.instance.to_json(),
             **data,
         },
@@ -190,15 +203,40 @@ def _stateful_set(
             "replicas": 1,
             "serviceName": name,
             "selector": {"matchLabels": {"app.kubernetes.io/instance": name, NODE: str(index)}},
-            "template": {
-                "metadata": {
-                    "labels": labels,
-                    "annotations": {**settings.annotations, **head["metadata"]["annotations"]},
-                },
-                "spec": _pod(order, index, name, settings, catalog),
-            },
+            "template": _template(order, index, name, settings, catalog),
         },
     }
+
+
+def _template(
+    order: StartOrder, index: int, name: str, settings: KubernetesSettings, catalog: Catalog
+) -> Manifest:
+    meta = _head("v1", "Pod", name, order, settings)["metadata"]
+    return {
+        "metadata": {
+            "labels": {**meta["labels"], NODE: str(index)},
+            "annotations": {**settings.annotations, **meta["annotations"]},
+        },
+        "spec": _pod(order, index, name, settings, catalog),
+    }
+
+
+def _group(
+    order: StartOrder, name: str, settings: KubernetesSettings, catalog: Catalog
+) -> Manifest:
+    why = worker_group.why_no_group(order)
+    if why is not None:
+        raise DeployError(
+            f"{order.labels.instance} cannot be a {worker_group.KIND}: {why}",
+            kind="settings",
+            hint="set multi_node: auto, or stateful-sets",
+        )
+    leader, worker = (_template(order, index, name, settings, catalog) for index in (0, 1))
+    command = worker_group.choose_by_index(order)
+    if command is not None:
+        worker["spec"]["containers"][0]["command"] = command
+    head = _head(worker_group.API, worker_group.KIND, name, order, settings)
+    return worker_group.render_group(head, (leader, worker), len(order.commands))
 
 
 def _pod(

@@ -11,6 +11,7 @@ from atoll.core.errors import InputError, shorten
 from atoll.deploy.kubernetes.kube_lease import read_time_s
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.manifests import INSTANCE, READY_S
+from atoll.deploy.kubernetes.worker_group import is_group
 from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus, Labels
 from atoll.plan.plan import Instance
 
@@ -100,7 +101,7 @@ def judge_instance(
         kind=worst.kind,
         hosts=hosts,
         instance=_read_instance(parts.anchor),
-        unfinished=deleted is None and len(parts.sets) < read_count(parts.anchor),
+        unfinished=deleted is None and len(parts.sets) < count_sets(parts.anchor),
         leave=bool(leaving) and deleted is None,
     )
 
@@ -188,6 +189,16 @@ def _missing(parts: WorkloadParts) -> list[PodSight]:
     began_s = read_time_s(parts.anchor["metadata"].get("creationTimestamp"))
     nodes = read_count(parts.anchor)
     seen = []
+    if is_group(parts.anchor):
+        name = parts.anchor["metadata"]["name"]
+        refused = next(
+            (parts.warnings[n] for n in (name, f"{name}-0") if n in parts.warnings), None
+        )
+        if len(parts.pods) < nodes and refused is None:
+            seen.append(PodSight("starting", began_s, f"{len(parts.pods)} of {nodes} pods"))
+        elif len(parts.pods) < nodes:
+            seen.append(_judge_refusal(str(refused), began_s))
+        return seen
     if len(parts.sets) < nodes:
         seen.append(PodSight("starting", began_s, f"{len(parts.sets)} of {nodes} nodes applied"))
     owned = {
@@ -200,10 +211,13 @@ def _missing(parts: WorkloadParts) -> list[PodSight]:
         if warning is None:
             seen.append(PodSight("starting", began_s, "no pod yet"))
         else:
-            # The code is the same for everything that forbids a pod; the text alone tells.
-            kind: FailureKind = "quota" if "quota" in warning else "settings"
-            seen.append(PodSight("failed", began_s, warning, kind))
+            seen.append(_judge_refusal(warning, began_s))
     return seen
+
+
+def _judge_refusal(warning: str, began_s: float) -> PodSight:
+    # The code is the same for everything that forbids a pod; the text alone tells.
+    return PodSight("failed", began_s, warning, "quota" if "quota" in warning else "settings")
 
 
 def _limit_start(
@@ -233,6 +247,11 @@ def read_count(anchor: Json) -> int:
         return int((anchor.get("data") or {}).get("nodes", 1))
     except ValueError:
         return 1
+
+
+def count_sets(anchor: Json) -> int:
+    """Return how many sets an instance has: one for each node, or one in all."""
+    return 1 if is_group(anchor) else read_count(anchor)
 
 
 def _condition(status: Json, name: str) -> Json:
