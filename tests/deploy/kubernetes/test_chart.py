@@ -24,8 +24,87 @@ VALUES: dict[str, Any] = {
     "gateway": {"replicas": 2, "database": "postgresql://db/atoll"},
     "target": {"priority_class": "high", "image": "engine:1"},
     "fleets": {"lab": FLEET},
+    "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "front"}], "hostnames": ["a.example"]},
 }
+
+
+TEXT, NUMBER = {"type": "string"}, {"type": "integer", "minimum": 1, "maximum": 65535}
+
+
+def closed(required: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+    """Return the schema of an object that has these fields and no others."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def several(item: dict[str, Any], max_items: int) -> dict[str, Any]:
+    return {"type": "array", "items": item, "minItems": 1, "maxItems": max_items}
+
+
+OWN_SCHEMAS = {
+    # Written from the documentation of the Gateway API v1 and of its inference extension v1.
+    "HTTPRoute": closed(
+        ("parentRefs", "rules"),
+        parentRefs=several(
+            closed(
+                ("name",),
+                name=TEXT,
+                namespace=TEXT,
+                sectionName=TEXT,
+                group=TEXT,
+                kind=TEXT,
+                port=NUMBER,
+            ),
+            32,
+        ),
+        hostnames=several(TEXT, 16),
+        rules=several(
+            closed(
+                matches={"type": "array"},
+                filters={"type": "array"},
+                timeouts={"type": "object"},
+                backendRefs=several(
+                    closed(
+                        ("name",),
+                        name=TEXT,
+                        namespace=TEXT,
+                        group=TEXT,
+                        kind=TEXT,
+                        port=NUMBER,
+                        weight={"type": "integer"},
+                    ),
+                    16,
+                ),
+            ),
+            16,
+        ),
+    ),
+    "InferencePool": closed(
+        ("selector", "targetPorts", "endpointPickerRef"),
+        selector=closed(
+            ("matchLabels",), matchLabels={"type": "object", "additionalProperties": TEXT}
+        ),
+        targetPorts=several(closed(("number",), number=NUMBER), 8),
+        endpointPickerRef=closed(
+            ("name",),
+            name=TEXT,
+            group=TEXT,
+            kind=TEXT,
+            port=closed(("number",), number=NUMBER),
+            failureMode={"enum": ["FailOpen", "FailClose"]},
+        ),
+    ),
+}
+
+
+def validate_own(made: dict[str, Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    jsonschema.validate(made["spec"], OWN_SCHEMAS[made["kind"]])
 
 
 def merge(base: Any, over: Any) -> Any:
@@ -71,7 +150,9 @@ def test_what_is_rendered_keeps_the_published_schemas(rendered: list[dict[str, A
         "kubernetes_validate", reason="kubernetes-validate is not installed"
     )
     for made in rendered:
-        if made["kind"] not in ("Fleet", "HTTPRoute"):
+        if made["kind"] in OWN_SCHEMAS:
+            validate_own(made)
+        elif made["kind"] != "Fleet":
             validate.validate(made, "1.30", strict=True)
     validate.validate(yaml.safe_load(CRD.read_text()), "1.30", strict=True)
 
@@ -96,6 +177,15 @@ def test_values_reach_what_is_rendered(rendered: list[dict[str, Any]]) -> None:
     assert of_kind(rendered, "Fleet")["lab"]["spec"] == {"fleet": FLEET}
     (route,) = of_kind(rendered, "HTTPRoute").values()
     assert route["spec"]["parentRefs"] == [{"name": "front"}]
+    (pool,) = of_kind(rendered, "InferencePool").values()
+    labels = gateway["spec"]["template"]["metadata"]["labels"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (port,) = container["ports"]
+    assert pool["spec"]["targetPorts"] == [{"number": port["containerPort"]}]
+    assert pool["spec"]["endpointPickerRef"]["name"] == "picker"
+    (rule,) = route["spec"]["rules"]
+    (backend,) = rule["backendRefs"]
+    assert (backend["kind"], backend["name"]) == ("InferencePool", pool["metadata"]["name"])
     for made in rendered:
         pod = made.get("spec", {}).get("template", {}).get("spec")
         if pod is not None:
