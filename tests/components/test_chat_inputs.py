@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.components.base import BadInputError
@@ -134,7 +134,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(inputs=st.fixed_dictionaries({"messages": JSON}, optional={"resume": JSON, "stop": JSON}))
 def test_nonsense_is_refused_and_never_anything_else(inputs: dict[str, Any]) -> None:
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("hibari", reason="needs the extra 'components'")
@@ -110,7 +110,6 @@ def test_the_longest_texts_are_read(text: str) -> None:
 
 
 @given(st.text(alphabet="ab1-/.$@ \n\u00e9", max_size=300))
-@settings(max_examples=50, deadline=None, derandomize=True)
 def test_breaks_are_put_in_and_nothing_else_changes(text: str) -> None:
     readable = _readable(text)
     assert max(map(len, readable.split()), default=0) <= 32
@@ -119,7 +118,6 @@ def test_breaks_are_put_in_and_nothing_else_changes(text: str) -> None:
 
 
 @given(st.text(alphabet="abc, ;", max_size=200), st.integers(4, 60))
-@settings(max_examples=50, deadline=None, derandomize=True)
 def test_phonemes_are_cut_between_words(phonemes: str, most: int) -> None:
     parts = list(_cut_phonemes(phonemes, most))
     assert all(0 < len(part) <= most for part in parts)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -38,7 +38,6 @@ def flooded(marked: NDArray[np.bool_]) -> set[frozenset[tuple[int, int]]]:
     return found
 
 
-@settings(max_examples=50)
 @given(
     st.integers(1, 12).flatmap(
         lambda width: st.lists(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("onnxruntime", reason="needs the extra 'components'")
@@ -48,7 +48,6 @@ def test_margins_share_what_is_between() -> None:
 
 
 @given(st.lists(st.floats(0, 1, width=32), max_size=60), st.floats(0, 0.3), st.floats(0, 0.3))
-@settings(max_examples=50, deadline=None, derandomize=True)
 def test_segments_are_in_order_and_inside(
     frames: list[float], speech: float, margin: float
 ) -> None:

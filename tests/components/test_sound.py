@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.components.base import BadInputError
@@ -80,7 +80,6 @@ def test_resampling_removes_what_the_new_rate_cannot_carry() -> None:
     rate_hz=st.sampled_from([8_000, 16_000, 22_050, 44_100, 48_000, 96_000]),
     wanted_hz=st.sampled_from([8_000, 16_000, 24_000, 48_000]),
 )
-@settings(max_examples=30, deadline=None, derandomize=True)
 def test_resampling_keeps_the_length_in_time(size: int, rate_hz: int, wanted_hz: int) -> None:
     got = resample(np.ones(size, np.float32), rate_hz, wanted_hz)
     assert got.size == -(-size * wanted_hz // rate_hz)
@@ -101,7 +100,6 @@ def test_resampling_in_blocks_cannot_be_seen() -> None:
     quiet=st.lists(st.integers(0, 50_000), max_size=5),
     seed=st.integers(0, 10),
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
 def test_pieces_are_the_whole_again(size: int, max_s: float, quiet: list[int], seed: int) -> None:
     samples = np.random.default_rng(seed).normal(size=size).astype(np.float32)
     for start in quiet:

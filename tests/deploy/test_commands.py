@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
@@ -52,6 +52,7 @@ from atoll.runtime.endpoints.compile_cache import own_folder
 from atoll.runtime.join.engine_command import read_command
 from atoll.runtime.join.join_options import JoinOptions
 from tests.runtime.local.test_placing import instance, plan
+from tests.seeds import examples
 
 HUB = ServiceWeights("hf://org/name", ("chat",))
 PLAIN = CommandSettings()
@@ -360,7 +361,7 @@ def test_sglang_over_machines_meets_where_its_first_node_is() -> None:
 
 
 @given(st.lists(st.sampled_from(["vllm", "vllm-push", "sglang", "sglang-prefill"]), min_size=2))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_instances_on_the_same_machines_never_share_a_port(kinds: list[str]) -> None:
     kinds = kinds[:12]
     taken = list[str]()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, InputError, UsageError
@@ -45,6 +45,7 @@ from atoll.engines.limits import EngineLaunch
 from atoll.runtime.instance.instance_config import InstanceConfig
 from tests.runtime.join.live import world
 from tests.runtime.local.test_placing import instance
+from tests.seeds import examples
 
 HERE = MemberAddress(host="127.0.0.1", ports=(4000, 4001))
 THERE = MemberAddress(host="10.0.0.2", ports=(5000, 5001))
@@ -425,7 +426,7 @@ async def test_a_leader_sees_that_a_node_was_started_anew(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux keeps ports so")
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=24))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_ports_of_many_nodes_of_a_host_are_their_own(counts: list[int]) -> None:
     def listen(port: int) -> socket.socket:
         server = socket.socket()

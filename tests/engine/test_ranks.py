@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.seeds import examples
 
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
@@ -68,14 +70,13 @@ def test_every_architecture_is_exact_over_all_layouts(
     check(cluster, ask(cluster, [(4, 12, 9), (7, 10, 0), (9, 12, 3), (4, 8, 0)]), model)
 
 
-@settings(max_examples=3)
+@examples(3)
 @given(data=st.data())
 def test_any_layout_over_ranks_is_exact(tiny: Callable[[str], Any], data: st.DataObject) -> None:
     run_any_layout(tiny("llama"), data)
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
 @given(data=st.data())
 def test_any_of_many_layouts_over_ranks_is_exact(
     tiny: Callable[[str], Any], data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.engine.kv import BlockTable
@@ -53,7 +53,6 @@ rows_of_sequences = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(rows_of_sequences, min_size=1, max_size=3))
 def test_a_step_says_what_every_row_is(steps: list[list[tuple[int, int, int, bool]]]) -> None:
     rungs = list_rungs(1024, None, TILE)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.link_table import Link
@@ -19,6 +19,7 @@ from atoll.perf.step import Position, analytic
 from atoll.workload.lengths import BUILT_IN, LengthMix
 from tests.perf.builders import model, node_type
 from tests.reference.capacity_tables import capacity
+from tests.seeds import examples
 
 MODELS = {name: model(name) for name in ("llama-3.1-8b", "gpt-oss-20b", "qwen3-32b@fp8")}
 NODES = ("T4:1", "L4:1", "L40S:1", "H100:1", "H100:8")
@@ -33,7 +34,7 @@ def rates(role: RoleLoad, node: str, link: Link | None, factor: float = 1.0) -> 
     return found.throughput(STAGES, budgets, Position.MIDDLE)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(40)
 @given(
     st.sampled_from(sorted(MODELS)),
     st.sampled_from(NODES),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog import Catalog
@@ -106,7 +106,6 @@ def test_dynamic_energy_is_what_waiting_leaves_out() -> None:
     assert 0.0 < whole - waiting < whole
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(("llama-3.1-8b", "gpt-oss-20b", "qwen3-32b")),
     kinds=st.lists(

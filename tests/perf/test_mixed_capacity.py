@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.link_table import Link
@@ -48,7 +48,6 @@ def both(
     return MixedCapacityModel(prompts, answers, analytic(llm, node_type(node)), link=link)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(sorted(MODELS)),
     st.sampled_from(NODES),
@@ -78,7 +77,6 @@ def test_never_rises_with_layers_nor_falls_with_a_looser_promise(
     assert (loose.throughputs([2, 3, 4], ENDS) >= rates * (1.0 - 1e-9)).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(sorted(MODELS)),
     st.sampled_from(NODES),

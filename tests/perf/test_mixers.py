@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.transformer import DeltaSpec, MlaSpec, TransformerSpec
@@ -120,7 +120,6 @@ class TestOperatorsByHand:
         rows = 8192 + 32 * 5 * 128 + 2 * 32 * 128 * 128 / 64
         assert streamed.seconds(0.0, 10.0, 10.0, 0.0) == pytest.approx(10 * 2 * rows / BANDWIDTH)
 
-    @settings(max_examples=60)
     @given(
         heads=st.integers(1, 128),
         rank=st.integers(16, 1024),
@@ -279,7 +278,6 @@ class TestMemory:
         tokens = memory.kv_tokens(0, 6, 100.0)
         assert tokens == int(free / (4 * state + 2 * 100 * 512) * 100)
 
-    @settings(max_examples=40, deadline=None)
     @given(
         states=st.frozensets(st.integers(0, 7), max_size=7),
         context=st.floats(1.0, 1e5),

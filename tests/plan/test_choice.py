@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
@@ -51,7 +51,6 @@ def rules(plan: Plan, given_problem: Problem) -> set[str]:
     return {found.rule for found in check_mixes(plan, given_problem)}
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3).filter(lambda y: sum(y) > 1e-3))
 def test_a_mix_adds_up_and_errs_as_its_shares_do(levels: list[float]) -> None:
     given_choice = choice(max_error=None, min_share={})
@@ -65,7 +64,6 @@ def test_a_mix_adds_up_and_errs_as_its_shares_do(levels: list[float]) -> None:
     assert ModelMix.model_validate_json(mix.model_dump_json()) == mix
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_the_validator_knows_the_conditions(small: float, mid: float) -> None:
     mid = min(mid, 1.0 - small)

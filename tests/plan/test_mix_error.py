@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -22,7 +22,6 @@ def choice_of(errors: list[float], max_error: float | None) -> Choice:
     return Choice(name="chat", variants=variants, max_error=max_error)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     errors=st.lists(st.floats(0.0, 0.5), min_size=1, max_size=4),
     weights=st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
@@ -24,6 +24,7 @@ from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance
 from tests.plan.builders import EAST, WEST, catalog, offer, plan_of, problem, service, small
 from tests.plan.builders import layout as lay
+from tests.seeds import examples
 
 FACTS = catalog()
 GRID = PowerGrid(g_per_kwh={EAST: 400.0, WEST: 50.0}, pue=1.25)
@@ -71,7 +72,7 @@ def test_nothing_arrives_and_gpus_wait() -> None:
     )
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@examples(15)
 @given(rate=st.floats(0.1, 200.0), more=st.floats(1.1, 5.0))
 def test_more_requests_draw_more_up_to_the_limit(rate: float, more: float) -> None:
     few, many = (draw_of(*loaded(r), FACTS) for r in (rate, rate * more))

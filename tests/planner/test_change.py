@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, InputError, UnknownNameError
@@ -19,6 +19,7 @@ from atoll.planner.change import (
     scale_count,
 )
 from atoll.planner.source import WrittenFleet, read_sent, read_source, write_yaml
+from tests.seeds import examples
 
 EXAMPLES = (
     "quickstart",
@@ -56,7 +57,7 @@ def pools() -> dict[str, WrittenFleet]:
     return {name: read_source(find_example(name)) for name in names}
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(data=st.data())
 def test_a_change_of_the_file_is_that_of_the_problem(
     data: st.DataObject, pools: dict[str, WrittenFleet], folder: Path

@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog import Catalog
@@ -34,7 +34,6 @@ POINTS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(points=POINTS)
 def test_no_point_of_a_curve_is_beaten_and_all_others_are(points: list[ParetoPoint]) -> None:
     front = ParetoFront(against="energy", points=mark(points))

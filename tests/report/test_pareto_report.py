@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -86,7 +86,6 @@ def test_steps_go_down_to_the_right() -> None:
     assert [dot.faint for dot in drawing.dots] == [True, False, False, True, False]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     values=st.lists(st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 1e6)), min_size=0, max_size=5),
     axis=st.sampled_from(AXES),

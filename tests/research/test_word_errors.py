@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from research.speech.word_errors import word_errors, words_of
@@ -54,7 +54,6 @@ texts = st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join)
 
 
 @given(texts, texts, texts)
-@settings(max_examples=50, deadline=None, derandomize=True)
 def test_errors_are_a_distance(one: str, other: str, third: str) -> None:
     errors, words = word_errors(one, other)
     assert words == len(one.split())
@@ -69,7 +68,6 @@ def test_errors_are_a_distance(one: str, other: str, third: str) -> None:
         alphabet="aZ \n09.,:$%&'-_\u00e9\u00df\u0130\u2019\u00b2\u0663\u4f60\U0001f600", max_size=60
     )
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
 def test_any_text_has_words(text: str) -> None:
     words = words_of(text)
     assert all(word and not word.isspace() for word in words)
@@ -77,7 +75,6 @@ def test_any_text_has_words(text: str) -> None:
 
 
 @given(st.text(alphabet="ab 19.,:$%'", max_size=30))
-@settings(max_examples=50, deadline=None, derandomize=True)
 def test_words_spoken_stay_as_they_are(text: str) -> None:
     once = words_of(text)
     assert words_of(" ".join(once)) == once

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
@@ -21,7 +21,6 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.lists(steps, min_size=20, max_size=60))
 def test_leases_do_what_a_plain_list_does(doing: list[tuple[str, str, str, int]]) -> None:
     book = LeaseBook()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
@@ -44,7 +44,6 @@ def run(code: Callable[[Code, int], Any], *, double_check: bool = False) -> Any:
 CHANGES = ("input", "component", "missing", "extra", "swapped", "name", "nested", "number")
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.sampled_from(CHANGES), st.integers(2, 6), st.data(), st.booleans())
 def test_every_planted_change_is_found_where_it_is(
     change: str, calls: int, data: st.DataObject, looks: bool

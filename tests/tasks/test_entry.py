@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.tasks.entry import entry_form, has_same_inputs
@@ -34,7 +34,6 @@ def _build(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=50)
 @given(_INPUTS, _INPUTS, st.booleans())
 def test_what_is_quickly_seen_to_be_the_same_is_the_same(
     one: dict[str, Any], other: dict[str, Any], again: bool

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.deploy.slurm.script import group_machines, quote_directive, write_script
@@ -18,6 +18,7 @@ from atoll.deploy.slurm.slurm_settings import SlurmSettings
 from atoll.deploy.target import DeployError, StartOrder
 from atoll.plan.plan import Node
 from tests.deploy.slurm.builders import make_order
+from tests.seeds import examples
 
 SRUN = """#!/bin/bash
 while [ "${1#--}" != "$1" ]; do shift; done
@@ -64,7 +65,7 @@ def run_script(
     }
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(WORDS, max_size=4), WORDS, st.sampled_from([("L4:1",), ("L4:1", "T4:2")]))
 def test_any_words_and_environment_survive(
     words: list[str], value: str, kinds: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.fabric.registry import sync
@@ -12,6 +12,7 @@ from atoll.fabric.registry.fabric_registry import Registry
 from atoll.fabric.registry.records import Record, SessionState
 from atoll.fabric.registry.replica import DigestTree, place_of
 from tests.fabric.registry.network import START_S, metadata, signer, verify
+from tests.seeds import examples
 
 
 def replica(slot: str, count: int, seed: int = 1) -> Registry:
@@ -94,7 +95,7 @@ def test_who_asks_without_places_is_told_all_versions() -> None:
     assert a.hash == b.hash
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@examples(20)
 @given(
     here=st.integers(0, 150),
     there=st.integers(0, 150),
@@ -118,7 +119,6 @@ def test_any_two_replicas_agree_after_one_exchange(
     assert a.entries().keys() == b.entries().keys()
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=120))
 def test_a_trees_hashes_are_those_of_what_is_in_it(steps: list[tuple[int, bool]]) -> None:
     tree, held = DigestTree(), dict[str, bytes]()

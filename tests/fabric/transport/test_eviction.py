@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.fabric.transport.eviction import cut_link
@@ -30,7 +30,6 @@ def test_only_the_connection_named_is_cut() -> None:
             connection.close()
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10_000))
 def test_members_dial_again_at_times_of_their_own_within_bounds(seed: int) -> None:
     own = FabricSettings()

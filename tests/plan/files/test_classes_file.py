@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, InputError
@@ -577,7 +577,6 @@ KEYS = (
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.sampled_from(["text", "image+text", "audio -> audio", "text -> image", "video", "x"]),
     st.dictionaries(st.sampled_from(KEYS), values, max_size=3),

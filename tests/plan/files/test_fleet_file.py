@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
@@ -486,7 +486,6 @@ def test_mutilated_data(text: str, data: st.DataObject) -> None:
     answered(yaml.safe_dump(document))
 
 
-@settings(max_examples=30)
 @given(st.binary(max_size=60))
 def test_anything_at_all(raw: bytes) -> None:
     answered(raw.decode("latin-1"))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.plan.plan import Flow, Instance, Plan, RequestPath, RequestStep
@@ -368,7 +368,6 @@ def test_services_that_may_not_stand_there() -> None:
     assert judged(plan, avoid=[kind]) == {"pinning"}
 
 
-@settings(max_examples=30)
 @given(st.floats(1.002, 50.0))
 def test_more_requests_than_were_planned_for_are_too_many(factor: float) -> None:
     """The busiest executor of an optimal plan has room for few more; far more always break it."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.prove.robust import option_choice as choice
@@ -67,7 +67,6 @@ def best_of(case: Drawn) -> tuple[float, float]:
     return min(value(case, taken) for taken in itertools.product(*(range(len(s)) for s in case[0])))
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(cases())
 def test_the_cheapest_that_hold_together_are_taken(case: Drawn) -> None:
     tables, machines = tables_of(case)
@@ -75,7 +74,6 @@ def test_the_cheapest_that_hold_together_are_taken(case: Drawn) -> None:
     assert (missing, usd) == pytest.approx(best_of(case))
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(cases())
 def test_with_many_combinations_what_is_taken_cannot_be_changed_for_a_cheaper_one(
     case: Drawn,

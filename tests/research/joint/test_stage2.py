@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -21,6 +21,7 @@ from research.joint.stage2 import (
     draw_scenarios,
     evaluate,
 )
+from tests.seeds import examples
 from tests.solve.joint.small_problems import random_problem
 
 
@@ -66,7 +67,7 @@ def _random_answer(problem: JointProblem, draw: np.random.Generator) -> JointAns
     return JointAnswer(config, np.zeros(placed.shape), placed, np.ones(types))
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25)
 @given(st.integers(0, 10_000), st.floats(0.5, 3.0))
 def test_routes_cost_what_a_plain_programme_says(seed: int, flops: float) -> None:
     problem = random_problem(seed, types=3, models=2, tiers=3)

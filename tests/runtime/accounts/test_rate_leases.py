@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.accounts.rate_leases import (
@@ -79,7 +79,6 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(steps=steps, limit=st.sampled_from([1, 3, 20, 60, 600, 60_000]), count=st.integers(1, 4))
 def test_never_more_than_limit_and_rate_and_slices(
     steps: list[tuple[str, int, int]], limit: int, count: int

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.executor.workers import BatchQueue
@@ -33,7 +33,6 @@ def test_no_more_wait_than_may() -> None:
         BatchQueue(max_batch=0, max_waiting=1)
 
 
-@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 3) | st.just("take") | st.just("drop"), max_size=60),
     st.integers(1, 5),

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.executor.executor_messages import (
@@ -83,7 +83,6 @@ def _frame(message: Any) -> bytes:
     return encode_frame(message)
 
 
-@settings(max_examples=40)
 @given(st.lists(_calls(), min_size=1, max_size=4), st.lists(st.integers(1, 60), max_size=30))
 def test_what_is_written_is_read_however_it_is_split(messages: list[Any], cuts: list[int]) -> None:
     stream = b"".join(map(_frame, messages))
@@ -97,7 +96,6 @@ def test_what_is_written_is_read_however_it_is_split(messages: list[Any], cuts: 
     assert decoder.is_between
 
 
-@settings(max_examples=40)
 @given(_VALUES)
 def test_results_come_back_as_they_were(value: Any) -> None:
     for message in (
@@ -108,7 +106,6 @@ def test_results_come_back_as_they_were(value: Any) -> None:
         assert decode_answer(body).value == value  # type: ignore[union-attr]
 
 
-@settings(max_examples=40)
 @given(_calls(), st.data())
 def test_every_changed_byte_is_found(message: Any, data: st.DataObject) -> None:
     frame = bytearray(_frame(message))
@@ -119,7 +116,6 @@ def test_every_changed_byte_is_found(message: Any, data: st.DataObject) -> None:
         list(FrameDecoder().feed(bytes(frame)))
 
 
-@settings(max_examples=40)
 @given(st.binary(max_size=400))
 def test_random_bytes_are_refused_or_wait_for_more(data: bytes) -> None:
     decoder = FrameDecoder()
@@ -130,7 +126,6 @@ def test_random_bytes_are_refused_or_wait_for_more(data: bytes) -> None:
     assert len(data) < HEADER_BYTES
 
 
-@settings(max_examples=40)
 @given(st.binary(max_size=300))
 def test_random_bodies_are_messages_or_refused(body: bytes) -> None:
     for decode in (decode_call, decode_answer, decode_hello):
@@ -140,7 +135,6 @@ def test_random_bodies_are_messages_or_refused(body: bytes) -> None:
             continue
 
 
-@settings(max_examples=40)
 @given(_VALUES)
 def test_items_are_counted_without_making_them(value: Any) -> None:
     def count(value: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
@@ -349,7 +349,6 @@ def test_what_is_not_delivered_is_freed(tmp_path: Path) -> None:
     store.close()
 
 
-@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["put", "release", "renew", "tick"]), st.integers(0, 5)),
@@ -363,7 +362,6 @@ def test_files_bytes_and_leases_agree(steps: list[tuple[str, int]], mapped: bool
         _follow(Path(folder), steps)
 
 
-@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.form import read_form
@@ -35,7 +35,6 @@ def test_only_the_model_and_the_stream_are_read() -> None:
     assert read_form(b'Multipart/Form-Data;boundary="bound"', form(MODEL, FILE)).request.model
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.binary(max_size=300).filter(lambda data: b"--bound" not in data),
     st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=40),
@@ -131,7 +130,6 @@ def test_fields_are_named_that_are_wrong(parts: list[tuple[str, bytes]], param: 
     assert refusal(form(*parts)).param == param
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.data())
 def test_no_bytes_break_it(data: st.DataObject) -> None:
     raw = bytearray(form(MODEL, FILE, ('name="stream"', b"false")))

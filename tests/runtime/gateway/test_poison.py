@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.backend_answer import fault_of_client, reason_of
@@ -173,7 +173,6 @@ def test_whose_fault_an_internal_error_is(error: Any, status: int | None) -> Non
         ),
     )
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
 def test_whatever_a_backend_says_is_read(body: bytes) -> None:
     fault = fault_of_client(500, body)
     assert fault is None or 400 <= fault.status < 500

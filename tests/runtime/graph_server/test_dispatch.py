@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.graph_server.dispatch import RequestDispatcher
@@ -152,7 +152,6 @@ async def test_what_a_client_brought_cannot_be_made_again() -> None:
     assert caught.value.status == 500
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.sampled_from(["chat", "frames"]),
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), max_size=4),

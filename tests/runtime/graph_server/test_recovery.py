@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.graph_server.recovery import GiveUp, Pause, Recovery, Remake, TroubleError, Try
@@ -22,7 +22,6 @@ def trouble(code: str) -> TroubleError:
     return TroubleError(code, "it broke", handle="h" if code == "lost_handle" else None)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from(CODES), st.sets(st.sampled_from(NAMES))), max_size=40),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.graph_server.request_leases import HandleLedger, array_bytes
@@ -16,7 +16,6 @@ def handle(number: int, *, inline: bool = False) -> Handle:
     return Handle(f"{number:032x}", "o", "h:1", "host", "", "float32", (2,), 0, data)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.lists(
         st.one_of(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.http.http_request import IncomingBody
@@ -140,7 +140,6 @@ def status(wire: Wire) -> int:
 
 
 @given(pieces=st.lists(st.binary(max_size=9), max_size=300), every=st.integers(1, 80))
-@settings(max_examples=40, deadline=None, derandomize=True)
 def test_body_is_what_came(pieces: list[bytes], every: int) -> None:
     body = IncomingBody()
     for number, piece in enumerate(pieces):

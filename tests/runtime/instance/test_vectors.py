@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
@@ -30,7 +30,6 @@ from tests.runtime.local.test_placing import instance
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
 @given(rows=st.lists(st.lists(FLOATS, min_size=3, max_size=3), min_size=1, max_size=5))
 def test_what_is_written_is_read_bit_for_bit(rows: list[list[float]]) -> None:
     sent = np.array(rows, np.float32)

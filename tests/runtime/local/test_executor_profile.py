@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
@@ -71,7 +71,6 @@ RATES = st.floats(0.1, 100.0)
 
 
 @given(share=st.floats(0.05, 0.95), eyes=RATES, mind=RATES, both=RATES)
-@settings(max_examples=50, deadline=None, derandomize=True)
 def test_seconds_of_the_mix_give_back_what_was_measured(
     share: float, eyes: float, mind: float, both: float
 ) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("PIL", reason="needs the extra 'components'")
@@ -259,7 +259,6 @@ def test_comments_of_a_gif_do_not_reach_the_decoder(monkeypatch: pytest.MonkeyPa
     assert max(opened) <= len(gif)
 
 
-@settings(max_examples=50)
 @given(
     kind=st.sampled_from([*KINDS, "moving gif", "moving webp", "moving png", "avi"]),
     changes=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=8),

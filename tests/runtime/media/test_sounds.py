@@ -8,7 +8,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -124,7 +124,6 @@ def test_too_many_bytes_are_not_looked_at() -> None:
     assert refused(wav(b"\0" * 100), MediaLimits(audio_bytes=100)).code == "media_too_large"
 
 
-@settings(max_examples=50)
 @given(
     changes=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=8),
     length=st.integers(0, 200),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.supervise.supervision import Action, ProcessState, RestartLimits, Supervision
@@ -134,7 +134,6 @@ def test_what_was_ready_before_gets_more_tries() -> None:
     assert starts == LIMITS.tries_again
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.floats(0.05, 0.5), st.floats(1.0, 7.0)), min_size=1, max_size=80),
 )
@@ -149,7 +148,6 @@ def test_under_kills_a_second_apart_no_restart_waits(kills: list[tuple[float, fl
         assert core.tick(now_s) is Action.START
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.lists(st.floats(0.0, 0.2), min_size=1, max_size=20), st.floats(0.0, 2.0))
 def test_what_dies_of_its_first_request_backs_off(lives_s: list[float], took_s: float) -> None:
     limits = RestartLimits()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
@@ -40,7 +40,6 @@ def test_statistics_find_worse_greedy_mixes() -> None:
     assert statistics == compare_mixes(500, seed=1)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.sampled_from((1, 2, 3, 4)), st.floats(0.1, 5.0)), min_size=1, max_size=3),
     st.floats(0.05, 8.0),

@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.graph.executor_program import solve_program
@@ -73,7 +73,6 @@ def test_parallel_encoders_share_one_order() -> None:
     assert [[e for e, _ in path.steps] for path in paths] == [[0, 3, 5], [1, 2, 4]]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.integers(0, 10_000))
 def test_paths_add_up_and_keep_chains(seed: int) -> None:
     program = replace(make_case(seed), shortage="fraction")

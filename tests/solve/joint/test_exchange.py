@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -59,7 +59,6 @@ def check(problem: JointProblem, effort: int = 20_000) -> float:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=40, deadline=None, derandomize=True)
 def test_small_random_problems(seed: int) -> None:
     problem = random_problem(seed)
     assert check(problem) <= cost_of(problem, agh(problem)).total + 1e-9

@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import MissingDependencyError, UsageError
@@ -138,7 +138,6 @@ def check_master(
         assert sum(costs[s][k] for s, k in enumerate(chosen)) == pytest.approx(best)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
 @given(programs())
 def test_merged_fronts_are_exact(
     case: tuple[list[list[float]], list[list[list[int]]], list[int]],

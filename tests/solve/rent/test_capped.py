@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.rent.capped.capped_cover import LEVELS, cover_capped
@@ -13,6 +13,7 @@ from atoll.solve.rent.capped.capped_oracle import capped_oracles, fits
 from atoll.solve.rent.incumbent import Work
 from atoll.solve.rent.relaxation import evaluate, market_prices
 from atoll.solve.rent.rent_search import oracles_of
+from tests.seeds import examples
 from tests.solve.rent.cases import model_of, optimum, random_case
 
 item = st.tuples(
@@ -36,7 +37,7 @@ def _enumerate(
     return best
 
 
-@settings(max_examples=80, deadline=None)
+@examples(40)
 @given(
     st.lists(item, min_size=1, max_size=4),
     st.tuples(st.integers(0, 3), st.integers(0, 2)),
@@ -66,7 +67,6 @@ def test_a_table_is_what_enumeration_finds(
             assert all(sum(items[i][0][j] for i in chosen) <= here[j] for j in (0, 1))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 100_000), st.floats(0.5, 2.5))
 def test_the_bound_within_what_there_is_holds(seed: int, factor: float) -> None:
     """It is no lower than without caps, and no allocation costs less."""

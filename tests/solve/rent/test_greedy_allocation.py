@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.rent.allocation_types import BOTH, DECODE, PREFILL, RunningColumn
@@ -16,7 +16,6 @@ from atoll.solve.rent.rental_program import cheapest_supply, costs
 from tests.solve.rent.cases import Case, model_of, optimum, random_case, service, supply_of
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 100_000))
 def test_it_serves_everything_and_fits(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.rent.items import MANY, PHASES, RentModel, ServiceItems, available_nodes
 from atoll.solve.rent.service_oracle import ServiceOracle
+from tests.seeds import examples
 from tests.solve.rent.cases import Case, model_of, random_case
 
 _CASES = st.integers(0, 100_000)
@@ -30,7 +31,6 @@ def _takes(case: Case, service: int, items: ServiceItems, item: int) -> dict[int
     return {region * kinds + int(c): int(counts[c]) for c in np.flatnonzero(counts)}
 
 
-@settings(max_examples=40, deadline=None)
 @given(_CASES)
 def test_items_take_what_their_template_does(seed: int) -> None:
     case, model = _made(seed)
@@ -52,7 +52,6 @@ def test_items_take_what_their_template_does(seed: int) -> None:
             assert listed == _takes(case, m, items, int(item))
 
 
-@settings(max_examples=40, deadline=None)
 @given(_CASES)
 def test_every_template_whose_nodes_can_be_had_is_an_item(seed: int) -> None:
     case, model = _made(seed)
@@ -79,7 +78,7 @@ def test_every_template_whose_nodes_can_be_had_is_an_item(seed: int) -> None:
         assert stand == {(p, g) for p in PHASES for g in items.stand_in(model.regions)[p]}
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(_CASES)
 def test_an_oracle_answers_by_the_prices_it_is_asked_with(seed: int) -> None:
     _, model = _made(seed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -93,7 +93,6 @@ def choices(case: Tiny) -> tuple[NDArray[np.int64], Floats, Floats]:
     return every, served, every @ case.row_price
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 100_000))
 def test_bounds_hold_and_picks_serve(seed: int) -> None:
     case = tiny(seed)
@@ -125,7 +124,6 @@ def test_bounds_hold_and_picks_serve(seed: int) -> None:
         assert low.least >= float(cost[loose].min()) * (1 - 1e-3) - 1e-9
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 100_000))
 def test_slacks_hold(seed: int) -> None:
     case = tiny(seed)

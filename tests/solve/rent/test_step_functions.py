@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -32,7 +32,6 @@ def min_split(a: Floats, b: Floats, level: int) -> float:
     return float((a[: level + 1] + b[: level + 1][::-1]).min())
 
 
-@settings(max_examples=60, deadline=None)
 @given(points)
 def test_points_say_what_every_level_costs(some: list[tuple[int, float]]) -> None:
     dense = dense_of(some)
@@ -44,7 +43,6 @@ def test_points_say_what_every_level_costs(some: list[tuple[int, float]]) -> Non
         assert function.at(level) == dense[level]
 
 
-@settings(max_examples=60, deadline=None)
 @given(points, points, st.lists(st.integers(0, GRID), max_size=5), st.booleans())
 def test_two_functions_split_as_is_best(
     one: list[tuple[int, float]], other: list[tuple[int, float]], levels: list[int], lower: bool
@@ -95,7 +93,6 @@ def test_joined_points_stay_on_their_side(
     assert np.abs(error).max() <= 4 * exact[known].max() / 20
 
 
-@settings(max_examples=40, deadline=None)
 @given(points, points, st.lists(st.integers(0, GRID), min_size=1, max_size=6))
 def test_min_with_an_item_is_no_more_than_it_costs(
     one: list[tuple[int, float]], other: list[tuple[int, float]], weights: list[int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.rent.allocation import allocate
@@ -23,6 +23,7 @@ from atoll.solve.rent.choosing.level_choice import choose_levels
 from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
 from atoll.solve.rent.spot_ways import SpotWays
 from tests.reference.loss_enumeration import Lost, MachineOffer, Mix, cheapest, fill, survives
+from tests.seeds import examples
 
 PHASES = {"together": (BOTH,), "apart": (PREFILL, DECODE), "auto": (PREFILL, DECODE, BOTH)}
 MACHINES = ((1, (1,)), (2, (1, 2)), (4, (4,)), (4, (1, 2, 4)))
@@ -169,7 +170,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(machines, phases, rates, regions)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     world=worlds(),
     lost=st.sampled_from(
@@ -210,7 +211,7 @@ def test_nothing_that_survives_costs_less(world: World, lost: Lost) -> None:
         assert found.objective >= best.usd - 1e-6
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     world=worlds(),
     lost=st.sampled_from([Lost(machines=1), Lost(machines=1, keep=0.6), Lost(regions=1)]),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.content import check_content
@@ -533,7 +533,6 @@ ANY_JSON = st.recursive(
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 @given(data=st.data())
-@settings(max_examples=50)
 def test_whatever_is_sent_is_chat_or_a_400(path: str, data: st.DataObject) -> None:
     """Any value in any field: what is let in is a chat request that the gateway can read."""
     dialect = DIALECTS[path.encode()]

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.dialects import DIALECTS
@@ -77,7 +77,6 @@ def answers(draw: st.DrawFn) -> ScriptedAnswer:
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
 @given(answer=answers(), cuts=st.lists(st.integers(0, 4000), max_size=12))
-@settings(max_examples=40)
 def test_cut_anywhere_they_are_the_same(path: str, answer: ScriptedAnswer, cuts: list[int]) -> None:
     stream = b"".join(answer.events())
     places = sorted({min(c, len(stream)) for c in cuts} | {0, len(stream)})
@@ -88,7 +87,6 @@ def test_cut_anywhere_they_are_the_same(path: str, answer: ScriptedAnswer, cuts:
 
 
 @given(answer=answers())
-@settings(max_examples=40)
 def test_a_stream_adds_up_to_the_whole_answer(answer: ScriptedAnswer) -> None:
     stream = b"".join(answer.events())
     assert read_response(translate("/v1/responses", stream)) == whole("/v1/responses", answer)
@@ -96,7 +94,6 @@ def test_a_stream_adds_up_to_the_whole_answer(answer: ScriptedAnswer) -> None:
 
 
 @given(answer=answers(), kept=st.integers(0, 30))
-@settings(max_examples=40)
 def test_what_breaks_off_says_so_and_closes_all_it_opened(
     answer: ScriptedAnswer, kept: int
 ) -> None:
@@ -118,7 +115,6 @@ def test_what_breaks_off_says_so_and_closes_all_it_opened(
 
 
 @given(st.binary(max_size=60), st.booleans())
-@settings(max_examples=50)
 def test_whatever_comes_there_is_an_end(noise: bytes, inside: bool) -> None:
     data = b"data: " + noise + b"\n\n" if inside else noise
     assert events_of(translate("/v1/responses", data))[-1]["type"].startswith("response.")
