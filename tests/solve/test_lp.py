@@ -179,8 +179,8 @@ def test_equal_instances_are_solved_to_their_best() -> None:
     highest = np.array([2.0, 2.0, 2.0, 4.0, 2.0, *[1.0] * 7, *[np.inf] * 18])
     program, nothing = LinearProgram(), np.zeros(0, np.int64)
     program.add_columns(cost, np.zeros(30), highest, Sparse.of(nothing, nothing, np.zeros(0), 30))
-    row, column = np.nonzero(matrix)
-    program.add_rows(lower, upper, Sparse.of(row, column, matrix[row, column], 16))
+    rows, columns = np.nonzero(matrix)
+    program.add_rows(lower, upper, Sparse.of(rows, columns, matrix[rows, columns], 16))
     program.set_integer(np.array([*range(5), *range(12, 30)]))
 
     found = program.solve_mip(time_limit_s=600.0, gap=5e-4, absolute_gap=5e-10)
