@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
 from atoll.core.errors import InputError
-from atoll.core.frozen import Frozen
+from atoll.core.frozen import Frozen, without_blanks
 
 
 class Leaf(Frozen):
@@ -123,3 +123,25 @@ def test_errors_do_not_show_secrets() -> None:
     with pytest.raises(InputError) as caught:
         Hidden.parse({"admin_token": "t", "inner": {"api_key": "sk-hidden"}})
     assert "sk-hidden" not in str(caught.value)
+
+
+def test_blanks_that_came_later_are_left_out() -> None:
+    class Later(Frozen):
+        name: str
+        count: int = 0
+        notes: tuple[str, ...] = ()
+        limit: float | None = None
+        kept: tuple[str, ...] = ()
+        _without_blanks = without_blanks("count", "notes", "limit")
+
+    assert Later(name="").model_dump() == {"name": "", "count": 0, "kept": ()}
+    full = Later(name="a", notes=("b",), limit=0.0)
+    assert full.model_dump(mode="json") == {
+        "name": "a",
+        "count": 0,
+        "notes": ["b"],
+        "limit": 0.0,
+        "kept": [],
+    }
+    assert Later.from_json(full.to_json()) == full
+    assert Later.from_json(Later(name="").to_json()) == Later(name="")

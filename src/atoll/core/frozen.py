@@ -6,9 +6,15 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from typing import Self, get_args, get_origin
+from typing import Any, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from pydantic_core import ErrorDetails
 
 from atoll.core.errors import InputError
@@ -64,6 +70,22 @@ class Frozen(BaseModel):
             allow_nan=False,
         )
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def without_blanks(*names: str) -> Any:
+    """Return the serializer of a model that leaves out those of these fields that are None or empty.
+
+    For fields that came later: files and messages without them keep their hash, and older readers, which
+    refuse fields that they do not know, read them.
+    """
+
+    @model_serializer(mode="wrap")
+    def write_the_rest(self: Any, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = write(self)
+        blank: tuple[object, ...] = (None, (), [], {})
+        return {name: x for name, x in fields.items() if name not in names or x not in blank}
+
+    return write_the_rest
 
 
 def _mentions_set(annotation: object) -> bool:

@@ -15,14 +15,12 @@ from typing import Annotated, Self
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.core.frozen import Frozen
+from atoll.core.frozen import Frozen, without_blanks
 from atoll.plan.name_types import Name, NodeTypeName, refuse
 from atoll.plan.plan import SINK, SOURCE, NotNegative
 
@@ -100,13 +98,8 @@ class NodeProfile(Frozen):
         default=None, description="Layers times tokens/s to begin with where they are worked out."
     )
 
-    @model_serializer(mode="wrap")
-    def _only_what_is_shared(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what is not there, so that older problems keep their hash."""
-        found: dict[str, object] = dump(self)
-        if not self.shared_s_per_layer:
-            found.pop("shared_s_per_layer", None)
-        return found
+    # Older problems keep their hash.
+    _without_blanks = without_blanks("shared_s_per_layer")
 
     @field_validator("prefill_s_per_layer", "decode_s_per_layer")
     @classmethod

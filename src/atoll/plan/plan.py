@@ -22,7 +22,7 @@ from pydantic import (
 
 from atoll.catalog.checkpoints import Checkpoint
 from atoll.core.errors import InputError
-from atoll.core.frozen import Frozen
+from atoll.core.frozen import Frozen, without_blanks
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.core.units import pluralize
 from atoll.engines.limits import EngineLaunch
@@ -390,14 +390,8 @@ class KeptPromise(Frozen):
     groups: tuple[KeptGroup, ...] = ()
     groups_after_loss: tuple[KeptGroup, ...] = ()
 
-    @model_serializer(mode="wrap")
-    def _without_groups(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out groups where there are none, so that other plans keep their hash."""
-        fields: dict[str, object] = write(self)
-        for name in ("groups", "groups_after_loss"):
-            if not getattr(self, name):
-                fields.pop(name, None)
-        return fields
+    # Plans without keep their hash.
+    _without_blanks = without_blanks("groups", "groups_after_loss")
 
     @property
     def is_kept(self) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from atoll.core.frozen import Frozen
+from atoll.core.frozen import Frozen, without_blanks
 from atoll.core.ids import Phase, parse_role
 from atoll.core.units import format_price, format_share, format_throughput
 from atoll.plan.executor_diff import ExecutorChange, PathChange, executor_changes, path_changes
@@ -123,12 +123,8 @@ class PlanDiff(Frozen):
     paths: tuple[PathChange, ...] = ()
     mixes: tuple[MixChange, ...] = ()
 
-    @model_serializer(mode="wrap")
-    def _without_executors(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what only any-to-any models and choices have."""
-        fields: dict[str, object] = write(self)
-        later = ("executors", "paths", "mixes")
-        return {name: value for name, value in fields.items() if value or name not in later}
+    # What only any-to-any models and choices have.
+    _without_blanks = without_blanks("executors", "paths", "mixes")
 
     @property
     def empty(self) -> bool:

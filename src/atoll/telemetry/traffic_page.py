@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import ConfigDict, Field
 
-from atoll.core.frozen import Frozen
+from atoll.core.frozen import Frozen, without_blanks
 
 Total = Annotated[float, Field(ge=0)]
 Counted = Annotated[int, Field(ge=0)]
@@ -59,13 +59,7 @@ class ModelTraffic(_Said):
     hour: WindowSums
     groups: dict[str, GroupSums] = Field(default_factory=dict)
 
-    @model_serializer(mode="wrap")
-    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out groups where there are none: most models have none."""
-        fields: dict[str, object] = write(self)
-        if not self.groups:
-            fields.pop("groups", None)
-        return fields
+    _without_blanks = without_blanks("groups")
 
 
 MAX_SERVING = 100_000

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from atoll.core.errors import InputError
-from atoll.core.frozen import Frozen
+from atoll.core.frozen import Frozen, without_blanks
 from atoll.workload.lengths import LengthMix
 
 Modality = Literal["text", "image", "video", "audio"]
@@ -86,13 +86,8 @@ class RequestClass(Frozen):
     image_s: Seconds | None = None
     attainment: Annotated[float, Field(gt=0, lt=1)] | None = None
 
-    @model_serializer(mode="wrap")
-    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what came later and is not set, so that older problems keep their hash."""
-        fields: dict[str, object] = write(self)
-        if self.attainment is None:
-            fields.pop("attainment", None)
-        return fields
+    # Older problems keep their hash.
+    _without_blanks = without_blanks("attainment")
 
     @property
     def text_mix(self) -> LengthMix:

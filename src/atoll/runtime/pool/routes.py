@@ -12,10 +12,10 @@ from math import isinf
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from atoll.core.errors import InputError
-from atoll.core.frozen import Frozen
+from atoll.core.frozen import Frozen, without_blanks
 from atoll.plan.name_types import refuse
 from atoll.plan.request_groups import length_ranges
 
@@ -48,14 +48,8 @@ class LengthGroup(Frozen):
     ttft_s: PromisedSeconds | None = None
     tpot_s: PromisedSeconds | None = None
 
-    @model_serializer(mode="wrap")
-    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what came later and is not there: older gateways read it then."""
-        fields: dict[str, object] = write(self)
-        for name in ("ttft_s", "tpot_s"):
-            if fields[name] is None:
-                fields.pop(name)
-        return fields
+    # Older gateways read what has nothing that came later.
+    _without_blanks = without_blanks("ttft_s", "tpot_s")
 
 
 class ModelPromise(Frozen):
@@ -100,13 +94,7 @@ class ModelPromise(Frozen):
         edges = enumerate(group.up_to for group in self.groups)
         return next((at for at, edge in edges if edge is None or prompt_tokens <= edge), None)
 
-    @model_serializer(mode="wrap")
-    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what came later and is not there: older gateways read it then."""
-        fields: dict[str, object] = write(self)
-        if not self.groups:
-            fields.pop("groups", None)
-        return fields
+    _without_blanks = without_blanks("groups")
 
 
 class ModelRoutes(Frozen):
@@ -120,13 +108,7 @@ class ModelRoutes(Frozen):
     pairs: tuple[tuple[InstanceName, InstanceName, Weight], ...] = Field((), max_length=16_384)
     promise: ModelPromise | None = None
 
-    @model_serializer(mode="wrap")
-    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what came later and is not there: older gateways read it then."""
-        fields: dict[str, object] = write(self)
-        if not fields.get("pairs"):
-            fields.pop("pairs", None)
-        return fields
+    _without_blanks = without_blanks("pairs")
 
 
 class ChoiceRoutes(Frozen):
@@ -184,13 +166,7 @@ class RoutesTold(Frozen):
     models: dict[ModelLabel, ModelRoutes] = Field(default_factory=dict, max_length=MAX_MODELS)
     choices: dict[ModelLabel, ChoiceRoutes] = Field(default_factory=dict, max_length=MAX_MODELS)
 
-    @model_serializer(mode="wrap")
-    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what came later and is not there: older gateways read it then."""
-        fields: dict[str, object] = write(self)
-        if not fields.get("choices"):
-            fields.pop("choices", None)
-        return fields
+    _without_blanks = without_blanks("choices")
 
     def weigh(self, model: str, seats: Sequence[Seat]) -> list[float] | None:
         """Return the weights of the backends of a model; None where nobody was told of any of them.
