@@ -16,6 +16,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,6 +122,31 @@ def tiny_plan() -> Plan:
         status="feasible",
         solver="hand",
     )
+
+
+@contextlib.asynccontextmanager
+async def tiny_fleet(gateway: Mapping[str, object]) -> AsyncIterator[LocalFleet]:
+    """Serve `tiny_plan` as `atoll serve` does, with these settings of the gateway besides."""
+    from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions
+    from atoll.runtime.local.serving import local_fleet
+
+    with tempfile.TemporaryDirectory(prefix="atoll-tiny-") as folder:
+        model = write_tiny_model(Path(folder) / SERVICE)
+        with local_fleet(
+            tiny_plan(),
+            {SERVICE: LocalModel(str(model), model)},
+            LocalOptions(kv_bytes=8 * 2**20),
+            host="127.0.0.1",
+            port=0,
+            log=None,
+            on_progress=lambda *_: None,
+            gateway=gateway,
+        ) as fleet:
+            try:
+                await fleet.start()
+                yield fleet
+            finally:
+                await fleet.stop(5.0)
 
 
 def _instance(name: str, held: tuple[tuple[int, int], ...]) -> Instance:

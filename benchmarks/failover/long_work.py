@@ -18,17 +18,14 @@ import json
 import os
 import random
 import signal
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from benchmarks.failover.chaos_fleet import SERVICE, tiny_plan
+from benchmarks.failover.chaos_fleet import SERVICE, tiny_fleet
 from benchmarks.federation.churn_engine import MODEL, PROMPT_TOKENS, Answer, prompt, word
 from benchmarks.report import Figure, finish, options
-from benchmarks.tiny_model import write_tiny_model
 
 if TYPE_CHECKING:
     from atoll.runtime.gateway.app import Gateway
@@ -270,30 +267,13 @@ async def deadlines(rng: random.Random) -> Outcome:
 
 async def kill_instances(kills: int, rng: random.Random) -> Outcome:
     """Kill instances of a real fleet while they answer; count what their nodes run ten seconds later."""
-    from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions
-    from atoll.runtime.local.serving import local_fleet
-
     outcome = Outcome()
-    with tempfile.TemporaryDirectory(prefix="atoll-long-") as folder:
-        model = write_tiny_model(Path(folder) / SERVICE)
-        with local_fleet(
-            tiny_plan(),
-            {SERVICE: LocalModel(str(model), model)},
-            LocalOptions(kv_bytes=8 * 2**20),
-            host="127.0.0.1",
-            port=0,
-            log=None,
-            on_progress=lambda *_: None,
-            gateway={"health": {"interval_s": 0.5}, "deadlines": {"retry_s": 40, "resume_s": 40}},
-        ) as fleet:
-            try:
-                await fleet.start()
-                for _ in range(kills):
-                    outcome.add(await _kill_one(fleet, rng))
-                await asyncio.sleep(_GHOSTS_S)
-                outcome.ghosts += await _count_sequences(fleet)
-            finally:
-                await fleet.stop(5.0)
+    waits = {"health": {"interval_s": 0.5}, "deadlines": {"retry_s": 40, "resume_s": 40}}
+    async with tiny_fleet(waits) as fleet:
+        for _ in range(kills):
+            outcome.add(await _kill_one(fleet, rng))
+        await asyncio.sleep(_GHOSTS_S)
+        outcome.ghosts += await _count_sequences(fleet)
     return outcome
 
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from benchmarks.failover.chaos_fleet import SERVICE, tiny_plan
+from benchmarks.failover.chaos_fleet import SERVICE, tiny_fleet
 from benchmarks.report import Figure, finish, options
 from benchmarks.serving.client_checks import CHECKS, ORIGIN, ClientSite
 from benchmarks.serving.gateway_peers import UnavailableError, litellm_environment
-from benchmarks.tiny_model import write_tiny_model
 
 _LITELLM = """
 import sys
@@ -92,30 +89,10 @@ class _Outcome:
 
 
 async def _serve_and_ask(checks: Sequence[Callable[[ClientSite], None]]) -> _Outcome:
-    from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions
-    from atoll.runtime.local.serving import local_fleet
-
     outcome = _Outcome()
-    with tempfile.TemporaryDirectory(prefix="atoll-clients-") as folder:
-        model = write_tiny_model(Path(folder) / SERVICE)
-        with local_fleet(
-            tiny_plan(),
-            {SERVICE: LocalModel(str(model), model)},
-            LocalOptions(kv_bytes=8 * 2**20),
-            host="127.0.0.1",
-            port=0,
-            log=None,
-            on_progress=lambda *_: None,
-            gateway={"cors": {"origins": [ORIGIN]}},
-        ) as fleet:
-            try:
-                await fleet.start()
-                for check in checks:
-                    await asyncio.to_thread(
-                        outcome.try_check, check, ClientSite(fleet.url, SERVICE)
-                    )
-            finally:
-                await fleet.stop(5.0)
+    async with tiny_fleet({"cors": {"origins": [ORIGIN]}}) as fleet:
+        for check in checks:
+            await asyncio.to_thread(outcome.try_check, check, ClientSite(fleet.url, SERVICE))
     return outcome
 
 
