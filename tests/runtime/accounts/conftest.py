@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.accounts.helpers import fresh_database
+from tests.runtime.accounts.helpers import fresh_database, sqlite_url
 
 
 def _program(name: str) -> str | None:
@@ -63,8 +63,14 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database, of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/accounts.db"
     return fresh_database(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def url(empty_url: str, tmp_path: Path) -> str:
+    """The URL of a database of each kind; SQLite's has its tables."""
+    return sqlite_url(tmp_path) if empty_url.startswith("sqlite") else empty_url

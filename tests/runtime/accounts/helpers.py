@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 
+from atoll.runtime.accounts.database import Database
 from atoll.telemetry.usage_record import Attempt, UsageRecord
 
 _numbers = itertools.count()
@@ -18,6 +24,26 @@ def fresh_database(server: str) -> str:
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
     return server.replace("/postgres?", f"/{name}?")
+
+
+def sqlite_url(folder: Path, name: str = "accounts.db") -> str:
+    """Make a SQLite database with its tables and nothing in them in a folder, once; return its URL."""
+    path = folder / name
+    if not path.exists():
+        path.write_bytes(_sqlite_tables())
+    return f"sqlite:///{path}"
+
+
+@cache
+def _sqlite_tables() -> bytes:
+    """Return a file of SQLite as migrations leave it: they take most of the time of a short test."""
+
+    async def make() -> None:
+        await (await Database.open(f"sqlite:///{folder}/x.db")).close()
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as apart:
+        apart.submit(asyncio.run, make()).result()
+        return Path(folder, "x.db").read_bytes()
 
 
 def record(

@@ -22,7 +22,7 @@ from atoll.runtime.accounts.key_limits import Counted
 from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.policy import Policy
 from atoll.telemetry.usage_record import Attempt
-from tests.runtime.accounts.helpers import Notes, fresh_database, record
+from tests.runtime.accounts.helpers import Notes, fresh_database, record, sqlite_url
 
 NOON_S = 1_800_014_400.0  # 2027-01-15 12:00 UTC
 
@@ -84,7 +84,7 @@ def run(url: str, journal: Path, story: Callable[[World], Awaitable[None]], **mo
 
 @pytest.fixture
 def lite(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/a.db"
+    return sqlite_url(tmp_path)
 
 
 def refusal(call: Callable[[], object]) -> ApiError:

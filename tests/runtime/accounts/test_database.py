@@ -183,8 +183,8 @@ async def test_many_gateways_count_together(url: str) -> None:
         await database.close()
 
 
-async def test_many_may_open_an_empty_database_at_once(url: str) -> None:
-    them = await asyncio.gather(*(Database.open(url) for _ in range(5)))
+async def test_many_may_open_an_empty_database_at_once(empty_url: str) -> None:
+    them = await asyncio.gather(*(Database.open(empty_url) for _ in range(5)))
     await them[0].create_key(NewKey(name="one"))
     for database in them:
         assert len(await database.keys()) == 1
@@ -204,11 +204,11 @@ def test_processes_may_open_an_empty_database_at_once(tmp_path: Path) -> None:
     assert [process.wait(60) for process in started] == [0, 0, 0]
 
 
-async def test_migrations_make_the_tables_that_the_code_uses(url: str) -> None:
+async def test_migrations_make_the_tables_that_the_code_uses(empty_url: str) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    database = await Database.open(url)
+    database = await Database.open(empty_url)
     async with database.reading() as connection:
         differences = await connection.run_sync(
             lambda sync: compare_metadata(MigrationContext.configure(sync), schema.metadata)
@@ -219,13 +219,13 @@ async def test_migrations_make_the_tables_that_the_code_uses(url: str) -> None:
     await database.close()
 
 
-async def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
-    database = await Database.open(url)
+async def test_a_database_of_a_newer_version_is_left_alone(empty_url: str) -> None:
+    database = await Database.open(empty_url)
     async with database._engine.begin() as connection:
         await connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
     await database.close()
     with pytest.raises(InputError, match="another version"):
-        await Database.open(url)
+        await Database.open(empty_url)
 
 
 async def test_a_key_with_unknown_rules_may_do_nothing(url: str) -> None:

@@ -19,13 +19,13 @@ from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.gaps import read_gaps
-from tests.runtime.accounts.helpers import record
+from tests.runtime.accounts.helpers import record, sqlite_url
 from tests.runtime.accounts.test_accounts import NOON_S, World, refusal, run
 
 
 @pytest.fixture
 def lite(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/a.db"
+    return sqlite_url(tmp_path, "a.db")
 
 
 def no_space(*_: object) -> int:

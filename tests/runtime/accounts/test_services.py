@@ -14,6 +14,7 @@ from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.journal import UsageJournal, read_segment
 from atoll.runtime.gateway.service_proxy import ServiceMeter
 from atoll.runtime.pool.member import Backend
+from tests.runtime.accounts.helpers import sqlite_url
 from tests.runtime.accounts.test_accounts import World
 from tests.runtime.accounts.test_accounts import run as run_accounts
 from tests.runtime.accounts.test_gateway import Place, run
@@ -172,7 +173,7 @@ def test_a_gateway_that_is_killed_leaves_the_request_and_its_bytes(tmp_path: Pat
         (row,) = await it.rows(schema.operations)
         assert (row["bytes_in"], row["bytes_out"], row["seconds"]) == (40, 111, 1.0)
 
-    run_accounts(f"sqlite:///{tmp_path}/a.db", tmp_path / "j", story)
+    run_accounts(sqlite_url(tmp_path), tmp_path / "j", story)
 
 
 @pytest.mark.parametrize(

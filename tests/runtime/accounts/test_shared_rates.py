@@ -15,6 +15,7 @@ from atoll.runtime.accounts import shared_rates as module
 from atoll.runtime.accounts.rate_leases import LeaseAsk, slice_of
 from atoll.runtime.accounts.shared_rates import exchange
 from atoll.runtime.openai import ApiError
+from tests.runtime.accounts.helpers import sqlite_url
 from tests.runtime.accounts.test_accounts import NOON_S, World, world
 from tests.runtime.accounts.test_gateway import place
 from tests.runtime.gateway.engine import ScriptedEngine
@@ -32,7 +33,7 @@ async def gateways(url: str, folder: Path, count: int = 2) -> AsyncIterator[list
 
 @pytest.fixture
 def lite(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/a.db"
+    return sqlite_url(tmp_path)
 
 
 async def share_key(them: list[World], **spec: object) -> bytes:

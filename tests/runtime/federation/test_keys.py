@@ -13,6 +13,7 @@ from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.pool.policy import Policy
+from tests.runtime.accounts.helpers import sqlite_url
 from tests.runtime.federation.live import Site, shown, site, until
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, chat
@@ -21,7 +22,7 @@ pytest.importorskip("sqlalchemy", reason="needs the extra 'accounts'")
 
 
 async def with_keys(tmp_path: Path, *keys: NewKey) -> tuple[Accounts, list[str]]:
-    url = f"sqlite:///{tmp_path}/usage.db"
+    url = sqlite_url(tmp_path)
     database = await Database.open(url)
     made = [await database.create_key(key) for key in keys]
     await database.close()
@@ -86,7 +87,7 @@ async def ledger(tmp_path: Path) -> list[dict[str, Any]]:
     import sqlalchemy as sa
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/usage.db")
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/accounts.db")
     async with engine.connect() as connection:
         rows = await connection.execute(sa.text("SELECT * FROM operations"))
         found = [dict(row) for row in rows.mappings()]

@@ -11,6 +11,7 @@ import pytest
 
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.api_keys import NewKey
+from tests.runtime.accounts.helpers import sqlite_url
 from tests.runtime.gateway.console.site import ADA, Site, with_site
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, chat, running
@@ -71,7 +72,7 @@ def test_a_key_is_made_used_changed_and_revoked(tmp_path: Path) -> None:
 
 def test_another_gateway_learns_of_a_change(tmp_path: Path) -> None:
     async def story(site: Site) -> None:
-        url = f"sqlite:///{tmp_path}/x.db"
+        url = sqlite_url(tmp_path)
         other = await Accounts.open(url, journal=tmp_path / "other", refresh_s=60.0)
         try:
             bearer = f"Bearer {site.texts['member']}".encode()
