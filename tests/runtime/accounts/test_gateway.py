@@ -22,8 +22,9 @@ from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog
+from tests.runtime.accounts.helpers import sqlite_url
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
-from tests.runtime.gateway.harness import CHAT, QUICK, Bench, Reply, chat
+from tests.runtime.gateway.harness import CHAT, Bench, Reply, chat, deadlines_for
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Place:
 
 @asynccontextmanager
 async def place(folder: Path, *engines: ScriptedEngine) -> AsyncIterator[Place]:
-    url = f"sqlite:///{folder}/x.db"
+    url = sqlite_url(folder)
     accounts = await Accounts.open(url, journal=folder / "journal", refresh_s=60.0)
     database = await Database.open(url)
     pool = BackendPool()
@@ -61,7 +62,9 @@ async def place(folder: Path, *engines: ScriptedEngine) -> AsyncIterator[Place]:
         engine.name = f"e{number}"
         address = await engine.start()
         pool.add(Backend(id=engine.name, url=address, models=(engine.model,), kind=engine.kind))
-    settings = GatewaySettings(port=0, deadlines=QUICK, health=HealthSettings(enabled=False))
+    settings = GatewaySettings(
+        port=0, deadlines=deadlines_for(engines), health=HealthSettings(enabled=False)
+    )
     handle = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
     gateway = Gateway(pool, settings, log=JsonLog(handle), accounts=accounts)
     _, port = await gateway.start()

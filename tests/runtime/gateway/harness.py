@@ -140,6 +140,12 @@ async def read_reply(reader: asyncio.StreamReader) -> Reply:
     return Reply(int(first.split()[1]), headers, body)
 
 
+def deadlines_for(engines: Sequence[ScriptedEngine]) -> Deadlines:
+    """Return those of the product, unless an engine stalls."""
+    stalling = any(f.what.startswith("stall") for e in engines for f in getattr(e, "faults", ()))
+    return QUICK if stalling else Deadlines()
+
+
 @asynccontextmanager
 async def running(
     engines: Sequence[ScriptedEngine],
@@ -151,7 +157,6 @@ async def running(
     metadata: dict[str, str] | None = None,
     **more: Any,
 ) -> AsyncIterator[Bench]:
-    stalling = any(f.what.startswith("stall") for e in engines for f in getattr(e, "faults", ()))
     pool = BackendPool()
     async with AsyncExitStack() as ending:
         ending.push_async_callback(asyncio.sleep, 0.01)
@@ -173,7 +178,7 @@ async def running(
         ending.callback(folder.rmdir)
         settings = GatewaySettings(
             port=0,
-            deadlines=deadlines or (QUICK if stalling else Deadlines()),
+            deadlines=deadlines or deadlines_for(engines),
             limits=limits or GatewayLimits(),
             health=health or HealthSettings(enabled=False),
             **({"admin_socket": str(folder / "admin.sock")} | more),
