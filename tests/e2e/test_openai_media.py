@@ -56,7 +56,7 @@ def speech_is_spoken(sdk: openai.OpenAI) -> bytes:
     order: Any = {"model": MODEL, "voice": "heart", "input": SAID}
     whole = sdk.audio.speech.with_raw_response.create(**order, response_format="wav")
     assert whole.headers["x-atoll-path"]
-    data = whole.content
+    data: bytes = whole.content
     assert data[:4] == b"RIFF"
     assert 48_000 < len(data) - 44 < 10 * 48_000
     with sdk.audio.speech.with_streaming_response.create(

@@ -64,20 +64,20 @@ def test_errors_have_types_the_client_knows(sdk_fleet: Fleet) -> None:
     message = [{"role": "user", "content": "hi"}]
     with openai.OpenAI(base_url=f"{sdk_fleet.url}/v1", api_key="x", max_retries=0) as sdk:
         with pytest.raises(openai.NotFoundError) as missing:
-            sdk.chat.completions.create(model="none", messages=message)  # type: ignore[arg-type]
+            sdk.chat.completions.create(model="none", messages=message)
         assert missing.value.code == "model_not_found"
         assert missing.value.param == "model"
         with pytest.raises(openai.BadRequestError) as bad:
-            sdk.chat.completions.create(model="m", messages=message, n=-1)  # type: ignore[arg-type]
+            sdk.chat.completions.create(model="m", messages=message, n=-1)
         assert bad.value.param == "n"
         with pytest.raises(openai.BadRequestError) as tools:
-            sdk.chat.completions.create(model="m", messages=message, tools="hammer")  # type: ignore[arg-type]
+            sdk.chat.completions.create(model="m", messages=message, tools="hammer")
         assert tools.value.param == "tools"
         assert tools.value.type == "invalid_request_error"
         sdk_fleet.engines[0].kill()
         sdk_fleet.engines[0].wait()
         with pytest.raises(openai.InternalServerError) as gone:
-            sdk.chat.completions.create(model="m", messages=message)  # type: ignore[arg-type]
+            sdk.chat.completions.create(model="m", messages=message)
         assert gone.value.status_code in (502, 503)
 
 
