@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -316,10 +317,18 @@ def test_a_scaled_operator_takes_so_many_times_as_long() -> None:
         assert scaled == pytest.approx(1.7 * plain, rel=1e-9)
 
 
-def test_samples_have_the_error_they_are_drawn_with() -> None:
-    table = default_constants()
+UNMEASURED = node(name="OTHER", architecture="Ada").gpu
+
+
+@cache
+def sample_500() -> list[ConstantTable]:
+    """Draw constants of all GPUs and of one that nobody measured."""
     rng = np.random.default_rng(5)
-    draws = [sample_constants(table, rng) for _ in range(500)]
+    return [sample_constants(default_constants(), rng, [UNMEASURED]) for _ in range(500)]
+
+
+def test_samples_have_the_error_they_are_drawn_with() -> None:
+    table, draws = default_constants(), sample_500()
     for gpu, op in (("H200", OpClass.GEMM), ("A10G", OpClass.EXPERTS)):
         truth = table.gpu(gpu).op(op)
         factors = np.array([truth.e_b / draw.gpu(gpu).op(op).e_b for draw in draws])
@@ -356,11 +365,6 @@ def test_samples_depend_on_the_seed_and_on_nothing_else() -> None:
 
 
 def test_a_gpu_that_nobody_measured_is_sampled_with_a_proxys_error() -> None:
-    unknown = node(name="OTHER", architecture="Ada").gpu
-    rng = np.random.default_rng(0)
-    draws = [
-        sample_constants(default_constants(), rng, [unknown]).gpu("OTHER").op(OpClass.GEMM).e_f
-        for _ in range(500)
-    ]
+    draws = [draw.gpu("OTHER").op(OpClass.GEMM).e_f for draw in sample_500()]
     both = np.hypot(PROXY_ERROR, SERVER_ERROR)
     assert np.std(np.log(draws)) == pytest.approx(both, rel=0.15)

@@ -36,14 +36,14 @@ def run(seeds: range) -> Counter[str]:
 
 
 def test_nobody_comes_back_and_no_ghost_stays() -> None:
-    seen = run(range(1_500))
+    seen = run(range(750))
     for what in ("killed", "buried alive", "well again", "obituaries"):
-        assert seen[what] > 75, f"{what} hardly ever happened"
+        assert seen[what] > 37, f"{what} hardly ever happened"
 
 
 @pytest.mark.slow
 def test_nobody_comes_back_and_no_ghost_stays_in_a_hundred_thousand_schedules() -> None:
-    run(range(1_500, 104_000))
+    run(range(750, 104_000))
 
 
 def rev_first(self: Record) -> object:
