@@ -11,7 +11,6 @@ from atoll import Fleet
 from atoll.cli import main as cli
 from tests.cli.graphs import SMALL
 
-REFUSED = "any-to-any plans are served on one machine, not operated elsewhere: look"
 MIXED = SMALL.replace(
     "pool:",
     "  chat: {model: llama-3.2-1b, ttft: 1s, tpot: 60ms, rate: 1/s, lengths: 200x50}\npool:",
@@ -133,20 +132,32 @@ def test_parts_without_components_are_refused_in_a_line(capsys: Captured) -> Non
     assert not Path("cache").exists() or not list(Path("cache").rglob("run-*"))
 
 
-def test_what_is_not_operated_elsewhere_is_refused_in_a_line(capsys: Captured) -> None:
+def test_what_executors_run_is_named_or_stands_in(capsys: Captured) -> None:
+    assert "nothing here runs the parts of qwen2.5-vl-7b" in refused(
+        capsys, "up", "fleet.yaml", "--dry-run"
+    )
+    said = run(capsys, "up", "fleet.yaml", "--dry-run", "--stand-in", "-o", "orders")
+    assert "look as vision+llm" in said
+    (script,) = Path("orders").glob("*.sh")
+    assert "executor_node" in script.read_text("utf-8")
+    Path("parts.yaml").write_text("services: {hear: {parts: {audio: [hibari]}}}")
+    line = refused(capsys, "up", "fleet.yaml", "--dry-run", "--parts", "parts.yaml")
+    assert line.startswith("error: --parts: unknown any-to-any service 'hear'")
+    assert "graph server stands beside" in refused(
+        capsys, "up", "fleet.yaml", "--dry-run", "--fabric", "@x.token"
+    )
+
+
+def test_virtual_time_refuses_any_to_any_services_in_a_line(capsys: Captured) -> None:
+    line = refused(capsys, "operate", "fleet.yaml", "--simulate", "azure-conv")
+    assert "look: virtual time does not know any-to-any models" in line
+
+
+def test_executors_have_no_line_to_paste(capsys: Captured) -> None:
     plan(capsys, "fleet.yaml", "-o", "plan.json")
-    for command in (
-        ("up", "plan.json", "--yes"),
-        ("up", "fleet.yaml", "--dry-run"),
-        ("operate", "fleet.yaml", "--dry-run"),
-        ("operate", "fleet.yaml", "--simulate", "azure-conv"),
-    ):
-        line = refused(capsys, *command)
-        assert REFUSED in line, command
-        assert "(fix: " in line
     assert cli.run(["plan", "plan.json", "--commands"]) == 8
     told = capsys.readouterr()
-    assert REFUSED in told.err
+    assert "is an executor, which has no command of its own to paste" in told.err
     assert told.out == ""
 
 

@@ -20,7 +20,12 @@ from pathlib import Path
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError, UsageError
 from atoll.core.ids import parse_node_type
-from atoll.deploy.commands.node_commands import CommandSettings, ServiceWeights, node_commands
+from atoll.deploy.commands.node_commands import (
+    CommandSettings,
+    ServiceWeights,
+    executor_command,
+    node_commands,
+)
 from atoll.deploy.commands.paste import format_line
 from atoll.deploy.slurm.script import group_machines, write_script
 from atoll.deploy.slurm.slurm_pool import GpuChoice
@@ -31,9 +36,8 @@ from atoll.engines.engine import Engine, Standing
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.table import list_planned
 from atoll.plan.engine_layout import engine_layout, handover_of, list_limits
-from atoll.plan.files.read import read_problem
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node
-from atoll.plan.unserved import refuse_unserved
+from atoll.runtime.task_fleet.parts import ServedParts
 from tests.deploy.ray.builders import FakeRay, make_deployer
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +49,9 @@ COMMANDS = "commands"
 COLUMNS = (COMMANDS, *TARGETS)
 DENSE = "llama-3.1-8b"
 LAYERS = 32
-ANY_TO_ANY = ROOT / "examples" / "any-to-any.yaml"
+EXECUTORS_TESTED = (
+    "tests/e2e/test_operating_executors.py::test_executors_are_started_replaced_added_and_ended"
+)
 GPUS = ("V100-32", "T4", "A100-80", "L4", "H200", "B200", "MI250", "MI300X", "M3-Max-36")
 """One of each generation, for the table of number formats."""
 
@@ -439,10 +445,67 @@ def _draw_formats(catalog: Catalog) -> Iterator[str]:
 def _draw_any_to_any() -> Iterator[str]:
     yield "## Any-to-any models"
     yield ""
+    yield "Executors of a plan, each a process where its target starts it, and the graph server that asks"
+    yield "them beside the fleet's gateway. `atoll serve` runs all of it on this machine."
+    yield ""
+    yield "| Started by | Standing | Rests on |"
+    yield "| --- | --- | --- |"
+    catalog = Catalog.default()
+    for column in COLUMNS:
+        cell = _judge_executor(column, catalog)
+        yield f"| {column} | {cell.word} | {cell.why} |"
+
+
+def _judge_executor(column: str, catalog: Catalog) -> Cell:
+    """Return what is known of executors that a target starts, or by hand."""
     try:
-        refuse_unserved(read_problem(ANY_TO_ANY))
-    except UsageError as error:
-        yield f"All targets refuse them: {error.message}. `atoll serve` runs them on this machine."
+        order = _order_executor()
+        if column == COMMANDS:
+            node_commands(
+                order.instance, ServiceWeights("hf://org/name", ("look",)), CommandSettings()
+            )
+        _TRIALS.get(column, _render)(column, order, catalog)
+    except AtollError as error:
+        return Cell(REFUSED, error.message)
+    if column == "local":
+        return Cell(Standing.TESTED, f"`{EXECUTORS_TESTED}`")
+    return Cell(Standing.WRITTEN)
+
+
+def _order_executor() -> StartOrder:
+    """Return the order of an executor with two parts."""
+    parts = ServedParts(
+        parts={"vision": ("smollm2-vision",), "llm": ("smollm2",)}, tasks={"chat": "m:Task"}
+    )
+    one = Instance.parse(
+        {
+            "id": "look-0",
+            "service": "look",
+            "role": "look/vision+llm/serve",
+            "region": "aws/us-east-2",
+            "stages": 1,
+            "nodes": [
+                {
+                    "id": "n0",
+                    "node_type": "L4:1",
+                    "market": "on-demand",
+                    "start": 0,
+                    "end": 1,
+                    "tp": 1,
+                }
+            ],
+            "flows": [],
+            "throughput_per_s": 1.0,
+            "usd_per_hour": 0.0,
+        }
+    )
+    labels = Labels(
+        fleet="lab", instance=one.id, plan="p", placement="l", service="look", role=one.role
+    )
+    settings = CommandSettings(fabric="fabric.token", executors="executors.token")
+    command = executor_command(one, parts, settings, labels=labels)
+    # Secrets are read by some targets as they write: there are none here.
+    return StartOrder(one, labels, (replace(command, secrets=()),))
 
 
 def put_tables(page: str, tables: str) -> str:

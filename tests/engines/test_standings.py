@@ -13,6 +13,7 @@ from atoll.engines.engine import Engine, Standing
 from atoll.engines.table import find_planned, list_planned
 from tests.engines.standings import (
     COLUMNS,
+    EXECUTORS_TESTED,
     KINDS,
     LAYOUTS,
     PAGE,
@@ -47,6 +48,11 @@ def test_a_test_that_is_named_is_there(key: tuple[str, str, str]) -> None:
     assert name in find_tests(path)
     assert column in COLUMNS
     assert judge(find_planned(engine), BY_TITLE[title], column, CATALOG).word != REFUSED
+
+
+def test_the_test_of_executors_is_there() -> None:
+    path, _, name = EXECUTORS_TESTED.partition("::")
+    assert name in find_tests(path)
 
 
 @pytest.mark.parametrize("key", SERVED, ids=" ".join)

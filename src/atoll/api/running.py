@@ -77,8 +77,8 @@ class RunningFleet:
         """The names to ask for as models; what is behind a choice is left out."""
         mixes = self.record.mixes
         behind = {name for mix in mixes for name in mix.shares}
-        plain = (name for name in self.record.weights if name not in behind)
-        return (*(mix.name for mix in mixes), *plain)
+        known = (*self.record.weights, *self.record.parts)
+        return (*(mix.name for mix in mixes), *(name for name in known if name not in behind))
 
     @property
     def asks_for_keys(self) -> bool:
@@ -175,12 +175,10 @@ def bring_fleet_up(request: UpRequest, listener: OperationListener | None) -> Ru
 def find_plans_fleet(path: str | os.PathLike[str], plan: Plan) -> Path:
     """Return the fleet file that a plan was brought up with before; an error asks for it."""
     from atoll.control.operation.fleet_home import list_homes
-    from atoll.plan.unserved import refuse_unserved
 
     records = [home.read() for home in list_homes()]
     known = [r.source for r in records if r is not None and r.name == plan.problem_name]
     if not known:
-        refuse_unserved(plan)
         raise UsageError(
             f"{os.fspath(path)} does not say what is asked of {plan.problem_name}",
             field="fleet",

@@ -204,7 +204,7 @@ def prepare_serving(
     from atoll.deploy.local.local_placement import LocalGpus
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.engines.table import find_engine
-    from atoll.plan.unserved import list_any_to_any
+    from atoll.plan.any_to_any import list_any_to_any
     from atoll.runtime.local.serving import (
         choose_services,
         fetch_models,

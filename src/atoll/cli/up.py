@@ -102,6 +102,9 @@ def _announce(fleet: RunningFleet, options: UpSettings) -> None:
     for name, weights in fleet.record.weights.items():
         if weights.stand_in:
             note(f"STAND-IN: {name} answers with other weights than the plan's ({weights.source})")
+    for name, parts in fleet.record.parts.items():
+        if parts.stand_in:
+            note(f"STAND-IN: {name} answers with {parts.stand_in}")
     out = console()
     if fleet.url is None:
         out.print(f"{fleet.name} is up; ask a gateway of its fabric", soft_wrap=True)

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from atoll.catalog.catalog import Catalog
 from atoll.control.operation import entrance
 from atoll.control.operation.entrance import EntranceSettings, open_entrance
 from atoll.control.operation.fleet_home import Daemon, FleetHome
+from atoll.control.operation.graph_entrance import write_graph_config
 from atoll.core.errors import InputError
 from atoll.deploy.local.daemon import ProcessId, process_start
 from atoll.runtime.gateway.standalone import read_config, read_settings
+from atoll.runtime.task_fleet.parts import stand_in_parts
 
 
 def test_settings_of_the_gateway_are_kept_where_it_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []
+    ended: list[Daemon | None] = []
 
-    def spawn(words: list[str], log: Path, said: Path | None = None) -> Daemon:
+    def spawn(
+        words: list[str],
+        log: Path,
+        said: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Daemon:
         started.append(list(words))
         process = ProcessId(pid=os.getpid(), start=process_start(os.getpid()) or "")
         return Daemon(process=process, log=str(log))
@@ -35,7 +45,7 @@ def test_settings_of_the_gateway_are_kept_where_it_reads_them(
     given.write_text("deadlines: {first_token_s: 300}\n")
     settings = EntranceSettings(port=0, given=read_settings(given, ["https://app.example"]))
     known = open_entrance(home, "lab", settings)
-    gateway = next(words for words in started if words[0] == "gateway")
+    gateway = next(words for words in started if "gateway" in words[:2])
     path = Path(gateway[gateway.index("--config") + 1])
     read = read_config(path)
     assert read.deadlines.first_token_s == 300.0
@@ -49,6 +59,23 @@ def test_settings_of_the_gateway_are_kept_where_it_reads_them(
     open_entrance(home, "lab", again, known)
     assert json.loads(path.read_text()) == {"attempts": 9}
     assert len(started) == 2
+    # A graph server for any-to-any services, told to the gateway, and ended with them.
+    write_graph_config(home, {"look": stand_in_parts(Catalog.default().model("qwen2.5-vl-7b"))})
+    known = open_entrance(home, "lab", again, known)
+    assert started[-1][0] == "atoll.deploy.commands.graph_node"
+    assert str(known.graph_port) == started[-1][started[-1].index("--port") + 1]
+    (backend,) = read_config(path).backends
+    assert (backend.models, backend.kind) == (("look",), "tasks")
+    assert backend.url == f"http://127.0.0.1:{known.graph_port}"
+    assert "qwen2.5-vl-7b" in backend.metadata["stand_in"]
+    assert open_entrance(home, "lab", again, known) == known
+    assert len(started) == 3
+    monkeypatch.setattr(entrance, "end_daemon", ended.append)
+    write_graph_config(home, {})
+    without = open_entrance(home, "lab", EntranceSettings(port=0), known)
+    assert (without.graph, without.graph_port) == (None, 0)
+    assert ended == [known.graph]
+    assert json.loads(path.read_text()) == {"attempts": 9}
 
 
 @pytest.mark.parametrize(

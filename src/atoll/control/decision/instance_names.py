@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from atoll.plan.plan import Instance, Plan, Route
+from atoll.plan.plan import Instance, Plan, RequestPath, Route
 
 _STAMP = re.compile(r"-t[0-9a-z]{4,}$")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -79,6 +79,7 @@ def rename(plan: Plan, name_of: Callable[[Instance], str]) -> Plan:
         update={
             "instances": tuple(sorted(instances, key=lambda one: one.id)),
             "routes": _rename_routes(plan.routes, names),
+            "paths": tuple(_rename_path(path, names) for path in plan.paths),
             "after_loss": tuple(
                 loss.model_copy(
                     update={
@@ -90,6 +91,16 @@ def rename(plan: Plan, name_of: Callable[[Instance], str]) -> Plan:
             ),
         }
     )
+
+
+def _rename_path(path: RequestPath, names: Mapping[str, str]) -> RequestPath:
+    steps = tuple(
+        step.model_copy(
+            update={"instances": {names.get(n, n): w for n, w in step.instances.items()}}
+        )
+        for step in path.steps
+    )
+    return path.model_copy(update={"steps": steps})
 
 
 def _rename_routes(routes: Iterable[Route], names: Mapping[str, str]) -> tuple[Route, ...]:

@@ -9,6 +9,7 @@ from typing import NoReturn
 from atoll.control.decision.instance_names import hash_place
 from atoll.control.operation.control_loop import LoopTurn
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
+from atoll.control.operation.graph_entrance import executors_token_of
 from atoll.control.operation.operated import HomeLease, OperatedFleet
 from atoll.control.operation.orders import OrderMaker, command_settings
 from atoll.control.operation.targets import PoolTarget, TargetMap, open_targets, own_offers
@@ -86,9 +87,13 @@ class OfflineTargets:
         found = TargetMap(settings, self._pool)
         weights = {name: each.as_weights() for name, each in record.weights.items()}
         commands = command_settings(
-            settings, token, hub_token=record.hub_token, device=record.device
+            settings,
+            token,
+            hub_token=record.hub_token,
+            device=record.device,
+            executors=str(executors_token_of(home)) if record.parts else None,
         )
-        orders = OrderMaker(found, weights, commands)
+        orders = OrderMaker(found, weights, commands, record.parts)
         return OperatedFleet(home, record, problem, targets, found, orders, HomeLease(home))
 
     def _reach(self, name: str, pool: Sequence[Offer], fleet: str) -> Deployer:

@@ -1,6 +1,7 @@
-"""Hub and gateway of a fleet: processes of this machine that outlive the command which started them.
+"""Hub, gateway and graph server of a fleet: processes here that outlive the command which started them.
 
-The hub is where instances meet, the gateway where requests come in. Both are started once, found again by
+The hub is where instances meet, the gateway where requests come in; a graph server stands behind the gateway
+where the fleet has any-to-any services. All are started once, found again by
 number and start time, and started anew if they have died. Their tokens are files for their owner alone; what
 stands on a command line is the name of such a file.
 """
@@ -18,11 +19,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from atoll.control.operation.fleet_home import Daemon, Entrance, FleetHome
+from atoll.control.operation.graph_entrance import (
+    graph_backend,
+    graph_config_of,
+    read_graph_config,
+)
 from atoll.core.errors import AtollError, InputError, UsageError
 from atoll.core.files import read_text_limited
+from atoll.deploy.commands.node_commands import FABRIC_VARIABLE
 from atoll.deploy.local.daemon import ProcessId, process_start
 from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.supervise.supervised_process import last_lines
@@ -34,6 +42,7 @@ _POLL_S = 0.05
 _NOT_HANDED_ON = ("ATOLL_FABRIC", "ATOLL_ENGINE_KEY", "HF_TOKEN")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_LINE_BYTES = 2**16
+_MAX_CONFIG_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +66,18 @@ def open_entrance(
 
     Where one of them cannot be brought up, what was started is ended again.
     """
-    from atoll.fabric.identity.authority import write_secret
     from atoll.runtime.http.listen_address import check_listen
 
     folder = home.folder / "fabric"
     _make_fabric(folder, name, settings.address)
-    if settings.given or not _config_of(home).exists():
-        # A gateway that runs follows the file; there may be a token in it.
-        write_secret(_config_of(home), json.dumps(dict(settings.given)))
+    graph = known.graph if known is not None else None
+    graph_port = known.graph_port if known is not None else 0
+    if graph_config_of(home).exists():
+        graph_port = graph_port or free_ports(1)[0]
+    elif graph is not None:
+        end_daemon(graph)
+        graph, graph_port = None, 0
+    _write_config(home, settings.given, graph_port)
     gateway = known.gateway if known is not None else None
     runs = gateway is not None and gateway.is_alive
     if not runs:
@@ -82,14 +95,19 @@ def open_entrance(
             gateway = _spawn_gateway(home, folder, settings)
             started.append(gateway)
         assert gateway is not None
+        if hub in started:
+            _await_hub(hub, folder)
+        if graph_port and (graph is None or not graph.is_alive):
+            graph = _spawn_graph(home, folder, name, graph_port)
+            started.append(graph)
         entrance = Entrance(
             token=str(folder / "instances.token"),
             observer=str(folder / "fabric.token"),
             hub=hub,
             gateway=gateway,
+            graph=graph,
+            graph_port=graph_port,
         )
-        if hub in started:
-            _await_hub(hub, folder)
         if not runs:
             ready = _await_gateway(gateway, home)
             return entrance.model_copy(
@@ -118,9 +136,8 @@ def _gateway_address(settings: EntranceSettings, known: Entrance | None) -> Entr
 
 def keep_entrance(home: FleetHome, name: str, known: Entrance) -> Entrance:
     """Return the entrance of a fleet with those of its processes started anew that have died."""
-    alive = (known.hub is None or known.hub.is_alive) and (
-        known.gateway is None or known.gateway.is_alive
-    )
+    daemons = (known.hub, known.gateway, known.graph)
+    alive = all(daemon is None or daemon.is_alive for daemon in daemons)
     if alive or known.hub is None or known.url is None:
         return known
     at = urlsplit(known.url)
@@ -154,8 +171,8 @@ def use_fabric(
 
 
 def close_entrance(entrance: Entrance) -> None:
-    """End the gateway, which finishes what runs, then the hub."""
-    for daemon in (entrance.gateway, entrance.hub):
+    """End the gateway, which finishes what runs, then what stands behind it."""
+    for daemon in (entrance.gateway, entrance.graph, entrance.hub):
         if daemon is not None:
             end_daemon(daemon)
 
@@ -211,7 +228,7 @@ def _spawn_hub(home: FleetHome, folder: Path) -> Daemon:
     (address,) = Authority(folder).hubs
     log = home.folder / "hub.log"
     return _spawn(
-        ("hub", f"@{folder / 'hub-h0.token'}", "--listen", address, "--log", str(log)), log
+        ("atoll", "hub", f"@{folder / 'hub-h0.token'}", "--listen", address, "--log", str(log)), log
     )
 
 
@@ -234,12 +251,41 @@ def _spawn_gateway(home: FleetHome, folder: Path, settings: EntranceSettings) ->
     said, log = home.folder / "gateway.json", home.folder / "gateway.log"
     said.unlink(missing_ok=True)
     words = [
-        *("gateway", "--fabric", f"@{folder / 'gateway.token'}", "--json"),
+        *("atoll", "gateway", "--fabric", f"@{folder / 'gateway.token'}", "--json"),
         *("--host", settings.host, "--port", str(settings.port)),
         *(("--open",) if is_loopback(settings.host) else ()),
         *("--config", str(_config_of(home))),
     ]
     return _spawn(words, log, said)
+
+
+def _spawn_graph(home: FleetHome, folder: Path, name: str, port: int) -> Daemon:
+    log = home.folder / "graph-server.log"
+    words = [
+        *("atoll.deploy.commands.graph_node", "--fleet", name),
+        *("--config", str(graph_config_of(home)), "--port", str(port)),
+    ]
+    told = {FABRIC_VARIABLE: f"@{folder / 'instances.token'}"}
+    return _spawn(words, log, environment=told)
+
+
+def _write_config(home: FleetHome, given: Mapping[str, object], graph_port: int) -> None:
+    """Write the gateway's settings: those given, else those it had, and the graph server if there is one.
+
+    A gateway that runs follows the file; there may be a token in it.
+    """
+    from atoll.fabric.identity.authority import write_secret
+
+    path = _config_of(home)
+    had: dict[str, object] = {}
+    if path.exists():
+        had = json.loads(read_text_limited(path, _MAX_CONFIG_BYTES))
+    settings = dict(given or had)
+    settings.pop("backends", None)
+    if graph_port:
+        settings["backends"] = [graph_backend(read_graph_config(home), graph_port)]
+    if settings != had or not path.exists():
+        write_secret(path, json.dumps(settings))
 
 
 def _config_of(home: FleetHome) -> Path:
@@ -260,20 +306,25 @@ def _read_said(path: Path) -> str:
     return read_text_limited(path, _MAX_LINE_BYTES) if path.exists() else ""
 
 
-def _spawn(words: Sequence[str], log: Path, out: Path | None = None) -> Daemon:
-    """Start `atoll WORDS` in a session of its own, so that it outlives this process and its terminal."""
-    environment = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON}
+def _spawn(
+    words: Sequence[str],
+    log: Path,
+    out: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Daemon:
+    """Start a module with its words in a session of its own: it outlives this process and its terminal."""
+    handed = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_ON} | dict(environment)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(out or log), flags, 0o600),
         (os.POSIX_SPAWN_OPEN, 2, str(log), flags, 0o600),
     ]
-    argv = [sys.executable, "-m", "atoll", *words]
+    argv = [sys.executable, "-m", *words]
     try:
-        pid = os.posix_spawn(sys.executable, argv, environment, file_actions=actions, setsid=True)
+        pid = os.posix_spawn(sys.executable, argv, handed, file_actions=actions, setsid=True)
     except OSError as error:
-        raise InputError(f"cannot start {words[0]}: {error.strerror}", path=log) from error
+        raise InputError(f"cannot start {words[1]}: {error.strerror}", path=log) from error
     return Daemon(process=ProcessId(pid=pid, start=process_start(pid) or ""), log=str(log))
 
 

@@ -6,6 +6,7 @@
     seen.json       what targets listed last
     history.jsonl   what was decided and why
     plan.json       the plan in force, and the problem that it was made for
+    graph.json      what its graph server answers for, over the paths of the plan in force
     next.json       the change that comes next, and approval.json what was answered to it
     lease.json      who acts
     fabric/         the tokens of its hub, gateway and instances, for their owner alone
@@ -39,6 +40,7 @@ from atoll.deploy.local.daemon import ProcessId, process_start
 from atoll.deploy.target_table import TargetSettings
 from atoll.engines.table import AUTO
 from atoll.plan.choice import ModelMix
+from atoll.runtime.task_fleet.parts import ServedParts
 
 _RECORD = "fleet.json"
 _PLAN = "plan.json"
@@ -62,7 +64,8 @@ class Entrance(Frozen):
 
     The gateway is asked what it sees on its `admin_socket`, or at its address with the token in the file
     `admin_token`. `token` is the file that instances join with, `observer` that of whoever looks; `hub` and
-    `gateway` are set where they were started for this fleet.
+    `gateway` are set where they were started for this fleet, `graph` and its port where it has any-to-any
+    services.
     """
 
     url: str | None = None
@@ -72,6 +75,8 @@ class Entrance(Frozen):
     observer: str
     hub: Daemon | None = None
     gateway: Daemon | None = None
+    graph: Daemon | None = None
+    graph_port: int = 0
 
 
 class WeightsRecord(Frozen):
@@ -96,7 +101,7 @@ class FleetRecord(Frozen):
 
     `source` is its fleet file, `hub_token` the file with which nodes fetch weights, `device` what the stage
     engine computes on (None: cores where it pretends, else GPUs), `up` whether it is to stand at all.
-    `mixes` say which models answer its choices.
+    `mixes` say which models answer its choices, `parts` what runs the parts of any-to-any services.
     """
 
     name: str
@@ -109,6 +114,7 @@ class FleetRecord(Frozen):
     up: bool = True
     since_s: float = 0.0
     mixes: tuple[ModelMix, ...] = ()
+    parts: dict[str, ServedParts] = Field(default_factory=dict)
 
 
 class FleetHome:

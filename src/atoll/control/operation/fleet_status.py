@@ -228,8 +228,10 @@ async def _ask_gateway(
     except (AtollError, ValueError):
         return None, ()
     rows = []
-    for service, weights in record.weights.items():
-        windows = [page.models[n].five_minutes for n in weights.names if n in page.models]
+    names = {name: each.names for name, each in record.weights.items()}
+    names |= {name: (name,) for name in record.parts}
+    for service, asked in names.items():
+        windows = [page.models[n].five_minutes for n in asked if n in page.models]
         rows.append(
             ServiceRow(
                 service,

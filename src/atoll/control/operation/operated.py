@@ -14,6 +14,7 @@ from atoll.control.operation.control_loop import (
     FleetPlace,
     Gateways,
     NoGateways,
+    PlanInForce,
 )
 from atoll.control.operation.controller_lease import (
     ClusterLease,
@@ -22,6 +23,7 @@ from atoll.control.operation.controller_lease import (
     find_cluster,
 )
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
+from atoll.control.operation.graph_entrance import executors_token_of, write_graph_config
 from atoll.control.operation.operated_plans import MixSettler, put_phases_together
 from atoll.control.operation.orders import OrderMaker, command_settings
 from atoll.control.operation.targets import PoolTarget, TargetMap, open_targets
@@ -29,7 +31,6 @@ from atoll.core.errors import AtollError, InputError
 from atoll.deploy.target import Deployer, DeployError, InstanceStatus
 from atoll.plan.files.read import read_problem
 from atoll.plan.problem import Problem
-from atoll.plan.unserved import refuse_unserved
 
 if TYPE_CHECKING:
     from atoll.control.decision.decide import MakePlan
@@ -114,7 +115,6 @@ class FleetSource:
 
     def _read(self) -> Problem:
         problem = read_problem(self.path)
-        refuse_unserved(problem)
         together = put_phases_together(problem)
         return together if self._settler is None else self._settler.settle(together)
 
@@ -175,8 +175,13 @@ class OperatedFleet:
             clock=clock,
             policy=policy,
             valid_s=max(VALID_S, 1.5 * busy_s),
-            keep_plan=self.home.keep_plan,
+            keep_plan=self._keep_plan,
         )
+
+    def _keep_plan(self, found: PlanInForce) -> None:
+        """Keep the plan in force, and have the graph server send requests over its paths."""
+        self.home.keep_plan(found)
+        write_graph_config(self.home, self.record.parts, found.plan)
 
 
 def open_fleet(
@@ -206,6 +211,7 @@ def open_fleet(
         device=record.device,
         drain_s=policy.drain_s,
         ready_s=policy.ready_within_s,
+        executors=str(executors_token_of(home)) if record.parts else None,
     )
     weights = {name: each.as_weights() for name, each in record.weights.items()}
     return OperatedFleet(
@@ -214,7 +220,7 @@ def open_fleet(
         problem=problem,
         targets=targets,
         map=found,
-        orders=OrderMaker(found, weights, settings),
+        orders=OrderMaker(found, weights, settings, record.parts),
         lease=open_lease(home, problem.name, targets),
     )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from atoll.plan.choice import ModelMix
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
+    from atoll.runtime.task_fleet.parts import ServedParts
 
 STATE_HELP = "The fleet's folder; default: by its name in the user's state folder."
 _DEVICES: tuple[Literal["cpu"], Literal["cuda"]] = ("cpu", "cuda")
@@ -75,6 +76,9 @@ class OperationOptions(Frozen):
     )
     stand_in: bool = _what(
         "Serve a small model in place of those that no weights are given for, to try a plan.", False
+    )
+    parts: Path | None = _what(
+        "File with components for the parts of any-to-any services.", metavar="FILE"
     )
     stand_in_model: str | None = _what("Which weights stand in. Default: SmolLM2-135M.")
     engine: str | None = _what(
@@ -200,7 +204,7 @@ def choose_weights(
     engine = options.engine or AUTO
     if engine != AUTO:
         find_launched(engine, field="engine")
-    names = {service.name: service.model for service in problem.services}
+    names = {service.name: service.model for service in problem.plain_services}
     needed = list_needed(names, list(names), problem.catalog(), plan)
     told = bool(options.models) or options.stand_in or options.engine is not None
     kept: Mapping[str, WeightsRecord] = {}
@@ -227,6 +231,39 @@ def choose_weights(
             gguf=source.gguf,
         )
     return {name: found[name] for name in names}
+
+
+def choose_parts(
+    options: OperationOptions, problem: Problem, known: FleetRecord | None
+) -> dict[str, ServedParts]:
+    """Return what runs the parts of any-to-any services: as given, else as it was, else the model's own."""
+    graphs = problem.graph_services
+    if not graphs:
+        return {}
+    from atoll.core.extras import require_extras
+    from atoll.runtime.task_fleet.parts import choose_parts as choose
+    from atoll.runtime.task_fleet.parts_file import read_parts_file
+
+    require_extras("components")
+    if options.fabric is not None:
+        raise UsageError(
+            f"{graphs[0].name} is any-to-any: its graph server stands beside a gateway of the fleet's own",
+            field="fabric",
+            hint="leave `fabric` out, or give plain models a fleet of their own",
+        )
+    told = options.parts is not None or options.stand_in
+    kept: Mapping[str, ServedParts] = known.parts if known is not None and not told else {}
+    given = {} if options.parts is None else read_parts_file(options.parts)
+    names = [service.name for service in graphs]
+    for name in given:
+        if name not in names:
+            raise UnknownNameError("any-to-any service", name, names, field="parts")
+    catalog = problem.catalog()
+    return {
+        service.name: kept.get(service.name)
+        or choose(service.name, catalog.model(service.model), given, stand_in=options.stand_in)
+        for service in graphs
+    }
 
 
 def _default_model() -> str:
@@ -297,6 +334,7 @@ def make_record(
         entrance=None if known is None else known.entrance,
         since_s=time.time() if known is None or not known.up else known.since_s,
         mixes=tuple(mixes),
+        parts=choose_parts(options, problem, known),
     )
 
 
@@ -339,6 +377,7 @@ def open_fleet_entrance(
         open_entrance,
         use_fabric,
     )
+    from atoll.control.operation.graph_entrance import write_graph_config
     from atoll.runtime.gateway.standalone import read_settings
 
     if options.fabric is not None:
@@ -355,4 +394,5 @@ def open_fleet_entrance(
     address = options.address or ("127.0.0.1" if only_local else find_address())
     given = read_settings(options.gateway_config, options.cors)
     settings = EntranceSettings(address, options.host, options.port, given)
+    write_graph_config(home, record.parts)
     return open_entrance(home, record.name, settings, record.entrance)

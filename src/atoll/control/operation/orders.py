@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from atoll.control.decision.decide import StartInstance
@@ -11,13 +12,15 @@ from atoll.core.errors import AtollError
 from atoll.deploy.commands.node_commands import (
     CommandSettings,
     ServiceWeights,
+    executor_command,
     node_commands,
     share_of,
 )
-from atoll.deploy.target import DeployError, Labels, StartOrder
+from atoll.deploy.target import DeployError, Labels, NodeCommand, StartOrder
 from atoll.deploy.target_table import TargetSettings
 from atoll.plan.engine_layout import launch_of
 from atoll.plan.plan import Instance, Plan
+from atoll.runtime.task_fleet.parts import ServedParts
 
 _KV_BYTES = 128 * 2**20
 """KV cache of a process on cores."""
@@ -31,8 +34,12 @@ def command_settings(
     device: Literal["cpu", "cuda"] | None = None,
     drain_s: float = 600.0,
     ready_s: float = 1800.0,
+    executors: str | None = None,
 ) -> dict[str, CommandSettings]:
-    """Return what commands depend on, by target. `token` is the file that instances join the fabric with."""
+    """Return what commands depend on, by target.
+
+    `token` is the file that instances join the fabric with, `executors` that with the token of executors.
+    """
     found: dict[str, CommandSettings] = {}
     for name in settings.names:
         target = settings.section(name)
@@ -46,6 +53,7 @@ def command_settings(
             hub_token=hub_token,
             drain_s=drain_s,
             ready_s=ready_s,
+            executors=executors,
             **programs,  # type: ignore[arg-type]
         )
     return found
@@ -59,8 +67,10 @@ class OrderMaker:
         targets: TargetMap,
         weights: Mapping[str, ServiceWeights],
         settings: Mapping[str, CommandSettings],
+        parts: Mapping[str, ServedParts] = MappingProxyType({}),
     ) -> None:
         self._targets, self._weights, self._settings = targets, weights, settings
+        self._parts = parts
 
     def __call__(self, action: StartInstance, plan: Plan) -> StartOrder:
         """Return the order of an instance that a plan asks for."""
@@ -69,6 +79,26 @@ class OrderMaker:
     def make(self, instance: Instance, labels: Labels, plan: Plan) -> StartOrder:
         """Return the order of an instance under its labels."""
         settings = self._settings[self._targets.of_instance(instance)]
+        try:
+            commands = self._commands(instance, labels, plan, settings)
+        except DeployError:
+            raise
+        except AtollError as error:
+            raise DeployError(error.message, kind="settings", hint=error.hint) from error
+        return StartOrder(instance, labels, commands, ready_s=settings.ready_s)
+
+    def _commands(
+        self, instance: Instance, labels: Labels, plan: Plan, settings: CommandSettings
+    ) -> tuple[NodeCommand, ...]:
+        if instance.is_executor:
+            parts = self._parts.get(instance.service)
+            if parts is None:
+                raise DeployError(
+                    f"nothing is known to run the parts of {instance.service}",
+                    kind="settings",
+                    hint="name components for them with `parts` FILE",
+                )
+            return (executor_command(instance, parts, settings, labels=labels),)
         weights = self._weights.get(instance.service)
         if weights is None:
             raise DeployError(
@@ -76,17 +106,11 @@ class OrderMaker:
                 kind="settings",
                 hint=f"name them with `models` {instance.service}=SOURCE",
             )
-        try:
-            commands = node_commands(
-                instance,
-                weights,
-                settings,
-                launch=launch_of(plan, instance),
-                labels=labels,
-                weight=share_of(plan, instance),
-            )
-        except DeployError:
-            raise
-        except AtollError as error:
-            raise DeployError(error.message, kind="settings", hint=error.hint) from error
-        return StartOrder(instance, labels, commands, ready_s=settings.ready_s)
+        return node_commands(
+            instance,
+            weights,
+            settings,
+            launch=launch_of(plan, instance),
+            labels=labels,
+            weight=share_of(plan, instance),
+        )

@@ -40,7 +40,6 @@ from atoll.control.operation.options import (
 from atoll.core.errors import AtollError, InfeasibleError, UsageError
 from atoll.deploy.target import DeployError
 from atoll.plan.problem import Problem
-from atoll.plan.unserved import refuse_unserved
 
 if TYPE_CHECKING:
     from atoll.control.decision.control_view import ObservedInstance, View
@@ -140,9 +139,6 @@ def _prepare(
     request: UpRequest, listener: OperationListener
 ) -> tuple[FleetHome, FleetRecord, UpRequest]:
     """Return home and record of a fleet, and the request with a problem of plain services."""
-    refuse_unserved(request.problem)
-    if request.plan is not None:
-        refuse_unserved(request.plan)
     check_reach(request.options)
     problem = put_phases_together(request.problem)
     home = home_for(problem, request.options.state)

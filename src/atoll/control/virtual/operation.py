@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from atoll.core.errors import InfeasibleError, UsageError
 from atoll.core.listener import Listener
 from atoll.core.units import parse_rate
-from atoll.plan.unserved import refuse_unserved
+from atoll.plan.any_to_any import refuse_any_to_any
 
 if TYPE_CHECKING:
     from atoll.control.virtual.market import MarketSeries
@@ -47,7 +47,11 @@ def simulate_operation(
     if days is not None and not 0.0 < days <= _MAX_DAYS:
         raise UsageError(f"{days:g} days", hint=f"up to {_MAX_DAYS:g}", field="days")
     require_packages()
-    refuse_unserved(problem)
+    refuse_any_to_any(
+        problem,
+        "virtual time does not know any-to-any models",
+        "give plain models a fleet of their own for this, or operate the fleet itself",
+    )
     for name in problem.variants:
         raise UsageError(
             f"{name} has a choice of models, which virtual time does not know",

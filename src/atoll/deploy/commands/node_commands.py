@@ -5,6 +5,7 @@
 | one node, or equal nodes in a row, uneven layers too | `vllm serve` with its TP, PP and DP options |
 | GGUF weights on one node | llama.cpp |
 | unlike nodes, several nodes in a stage, overlapping ranges | Atoll's stage engine |
+| parts of an any-to-any model | an executor; graph servers find it in the fleet's pool (`executor_node`) |
 | prefill or decode alone | vLLM or SGLang where the plan says so: both listen, and gateways ask both |
 | | else Atoll's stage engine: decode listens, prefill helps it (`helpers`) |
 
@@ -15,6 +16,7 @@ Which GPUs a process sees is the target's to say.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,6 +24,7 @@ from typing import Literal
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
+from atoll.deploy.commands.executor_node import TOKEN_VARIABLE, offer_executor, pool_of
 from atoll.deploy.commands.instance_member import HELPERS, PEERS
 from atoll.deploy.commands.prefill_helpers import offer_of
 from atoll.deploy.commands.stage_node import StageOrder
@@ -33,9 +36,10 @@ from atoll.engines.stage import ENGINE as STAGE
 from atoll.engines.table import AUTO, find_launched, list_launched
 from atoll.plan.engine_layout import engine_layout, gpu_kinds, launch_of
 from atoll.plan.plan import Instance, Node, Plan
-from atoll.plan.unserved import refuse_unserved
 from atoll.runtime.endpoints.compile_cache import KeptLaunch
 from atoll.runtime.endpoints.devices import assign_devices
+from atoll.runtime.task_fleet.deployment import components_of
+from atoll.runtime.task_fleet.parts import ServedParts
 
 FABRIC_VARIABLE = "ATOLL_FABRIC"
 HUB_VARIABLE = "HF_TOKEN_PATH"
@@ -78,16 +82,18 @@ class ServiceWeights:
 class CommandSettings:
     """Settings that commands depend on besides the plan.
 
-    `fabric`, `hub_token` and `secrets` name files here. `atoll` and `python` are the programs on the nodes.
-    `drain_s` is how long a stopping node may finish what runs, `ready_s` how long an engine may take to
-    start. `compile_cache` is the folder on the nodes that keeps what engines compile as they start; None:
-    their own. `executor` says who starts an engine's workers on other machines: the command of each
-    ("ranks"), or Ray, where the engine can ask it to. `device`, `dtype`, `kv_bytes`, `alone` and
-    `split_on_cores` are for the stage engine; with the last it splits layers as planned on cores, too.
+    `fabric`, `hub_token`, `executors` (the token of executors) and `secrets` name files here. `atoll` and
+    `python` are the programs on the nodes. `drain_s` is how long a stopping node may finish what runs,
+    `ready_s` how long an engine may take to start. `compile_cache` is the folder on the nodes that keeps
+    what engines compile as they start; None: their own. `executor` says who starts an engine's workers on
+    other machines: the command of each ("ranks"), or Ray, where the engine can ask it to. `device`,
+    `dtype`, `kv_bytes`, `alone` and `split_on_cores` are for the stage engine; with the last it splits
+    layers as planned on cores, too.
     """
 
     fabric: str | None = None
     hub_token: str | None = None
+    executors: str | None = None
     secrets: tuple[tuple[str, str], ...] = ()
     atoll: tuple[str, ...] = ("atoll",)
     python: str = "python3"
@@ -177,6 +183,12 @@ def node_commands(
     `launch` are the limits that the plan reckons with (`Plan.engines`), `weight` the instance's share of the
     service's requests. Nodes on one machine that one engine can run are one command.
     """
+    if instance.is_executor:
+        raise InputError(
+            f"{instance.id} is an executor, which has no command of its own to paste",
+            field="classes",
+            hint="`atoll up` and `atoll serve` start it, and the graph server that asks it",
+        )
     check_source(weights.source)
     if not weights.names:
         raise InputError("requests have no name to ask for", field="names")
@@ -212,6 +224,41 @@ def node_commands(
     return (order.command(instance.nodes, argv, environment),)
 
 
+def executor_command(
+    instance: Instance,
+    served: ServedParts,
+    settings: CommandSettings,
+    *,
+    labels: Labels | None = None,
+) -> NodeCommand:
+    """Return what an executor runs; InputError where nothing stands for the parts that it is planned for."""
+    components = components_of(instance, served)
+    if not components:
+        raise InputError(
+            f"nothing runs {'+'.join(instance.parts)} alone ({instance.id})",
+            field="paths",
+            hint="plan paths on which it stands with other parts, or name components for it",
+        )
+    order = _InstanceOrder(instance, ServiceWeights("", ()), settings, None, labels, None)
+    (node,) = instance.nodes
+    name = instance.id if labels is None else labels.instance
+    offer = offer_executor(name, components)
+    words = [
+        *(settings.python, "-m", "atoll.deploy.commands.executor_node", "--name", name),
+        *("--components", json.dumps(components), "--device", settings.device),
+        *("--listen", f"@host:{node.id}:@port:{node.id}", "--port", _PORT),
+        *(() if settings.alone else ("--threads", "1")),
+        *("--drain", f"{settings.drain_s:g}"),
+    ]
+    fleet = instance.id if labels is None else labels.fleet
+    pool = ("--pool", pool_of(fleet), "--offer", offer.to_json())
+    command = order.command([node], order.meet(node, [node], words, pool), {})
+    if settings.executors is None:
+        return command
+    known = {*command.secrets, (TOKEN_VARIABLE, settings.executors)}
+    return replace(command, secrets=tuple(sorted(known)))
+
+
 def _apart_from(command: ServerCommand) -> tuple[list[str], dict[str, str]]:
     """Return the words of a command, with the environment that is filled in where it starts, and the rest."""
     filled = {name: value for name, value in command.environment.items() if "@" in value}
@@ -227,8 +274,6 @@ def plan_commands(
     only: str | None = None,
 ) -> dict[str, tuple[NodeCommand, ...]]:
     """Return the commands of every instance of a plan whose service has weights, or of one, by instance."""
-    services = {one.service for one in plan.instances if only in (None, one.id)}
-    refuse_unserved(plan, only=services & set(weights))
     return {
         instance.id: node_commands(
             instance,

@@ -13,7 +13,8 @@ class ExecutorConfig(Frozen):
     """One executor.
 
     components: names of the registry, with options for each. address: where it takes invocations,
-    "host:port". health_port: where /health, /metrics and /atoll/v1/status answer, on the same host. store:
+    "host:port". health_port: where /health, /metrics and /atoll/v1/status answer, on the same host unless
+    `health_host` names another. store:
     a folder of its own for arrays, emptied at the start; `store_bytes` is the most it may hold. token_file:
     what callers must know (one line). threads: cores that each component may keep busy. cpus: the cores of
     the process; none means any. max_waiting: invocations that may wait for one component before more are
@@ -25,6 +26,7 @@ class ExecutorConfig(Frozen):
     components: dict[str, dict[str, Any]] = Field(min_length=1)
     address: str
     health_port: int = Field(ge=0, le=65535)
+    health_host: str | None = None
     store: str
     store_bytes: int = Field(512 * 2**20, ge=2**20)
     token_file: str

@@ -57,7 +57,8 @@ async def _load(config: ExecutorConfig, threads: ThreadPoolExecutor) -> dict[str
     return dict(zip(config.components, await asyncio.gather(*loading), strict=True))
 
 
-async def _serve(config: ExecutorConfig) -> None:
+async def serve_executor(config: ExecutorConfig) -> None:
+    """Run an executor until this process is told to stop."""
     if config.cpus:
         os.sched_setaffinity(0, config.cpus)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -80,7 +81,9 @@ async def _serve(config: ExecutorConfig) -> None:
         min(_MAX_THREADS, len(config.components)), thread_name_prefix="component"
     )
     try:
-        health = await http.start(host, config.health_port, field="health_port")
+        health = await http.start(
+            config.health_host or host, config.health_port, field="health_port"
+        )
         components = await unless(stop.asked, _load(config, threads))
         if components is None:
             return
@@ -116,7 +119,11 @@ async def _serve(config: ExecutorConfig) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Read the configuration, serve, and return the exit code."""
     return run_program(
-        "atoll.runtime.executor.executor_process", __doc__, ExecutorConfig, _serve, arguments
+        "atoll.runtime.executor.executor_process",
+        __doc__,
+        ExecutorConfig,
+        serve_executor,
+        arguments,
     )
 
 

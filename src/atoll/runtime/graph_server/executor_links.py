@@ -102,45 +102,86 @@ _QUEUE_S = 0.5
 """How long an executor may take to say how long its queue is."""
 
 
+@dataclass(slots=True)
+class _Link:
+    """Connection to one executor; `leaving`: it finishes what it has, and is asked nothing new."""
+
+    client: ExecutorClient
+    components: tuple[str, ...]
+    keeper: asyncio.Task[None] | None = None
+    leaving: bool = False
+    seen_s: float | None = None
+
+
 class ExecutorLinks:
-    """All executors of a graph server (`ExecutorFleet`)."""
+    """All executors of a graph server (`ExecutorFleet`); `use` says which those are from now on."""
 
     def __init__(self, executors: Iterable[ExecutorAddress], token: str, holder: str) -> None:
-        self._clients = {
-            executor.id: ExecutorClient(executor.address, token, holder, connect_s=_CONNECT_S)
-            for executor in executors
-        }
-        self._components = {executor.id: executor.components for executor in executors}
-        self._by_address = {client.address: client for client in self._clients.values()}
+        self._token, self._holder = token, holder
+        self._links: dict[str, _Link] = {}
+        self._absent: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
-        self._seen_s: dict[str, float] = {}
-        self._keepers: list[asyncio.Task[None]] = []
+        self._started = False
+        self._ended: set[asyncio.Task[None]] = set()
+        self.use(executors)
+
+    def use(self, executors: Iterable[ExecutorAddress], absent: Iterable[str] = ()) -> None:
+        """Ask these from now on; `absent` are named by paths and not there.
+
+        One that is not among them any more finishes what it has, as long as it is reached.
+        """
+        listed = {executor.id: executor for executor in executors}
+        for name, link in self._links.items():
+            link.leaving = name not in listed
+        for name, executor in listed.items():
+            known = self._links.get(name)
+            if known is not None and known.client.address == executor.address:
+                known.components = executor.components
+                continue
+            if known is not None:
+                # It was started anew elsewhere: nothing of before is left there.
+                self._drop(known)
+            client = ExecutorClient(
+                executor.address, self._token, self._holder, connect_s=_CONNECT_S
+            )
+            self._links[name] = _Link(client, executor.components)
+            if self._started:
+                self._keep_link(name)
+        self._absent = frozenset(absent) - self._links.keys()
+        self._notify()
 
     def start(self) -> None:
         """Begin to connect, and to connect again whenever a connection breaks."""
-        self._keepers = [
-            asyncio.create_task(self._keep(name, client), name=f"link {name}")
-            for name, client in self._clients.items()
-        ]
+        self._started = True
+        for name in self._links:
+            self._keep_link(name)
 
     async def close(self) -> None:
         """Hang up."""
-        for keeper in self._keepers:
+        keepers = [link.keeper for link in self._links.values() if link.keeper is not None]
+        for keeper in keepers:
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        for client in self._clients.values():
-            await client.close()
+        await asyncio.gather(*keepers, *self._ended, return_exceptions=True)
+        for link in self._links.values():
+            await link.client.close()
 
     def dead(self) -> frozenset[str]:
-        """Return the executors without a connection."""
-        return frozenset(name for name, client in self._clients.items() if not client.is_connected)
+        """Return the executors without a connection, and those that are leaving or not there."""
+        lost = {
+            name
+            for name, link in self._links.items()
+            if link.leaving or not link.client.is_connected
+        }
+        return self._absent | lost
 
     def silent_s(self, executor: str) -> float:
         """Return for how many seconds there is no connection to an executor; inf if there never was."""
-        if self._clients[executor].is_connected:
+        link = self._links.get(executor)
+        if link is not None and link.client.is_connected:
             return 0.0
-        seen_s = self._seen_s.get(executor)
-        return float("inf") if seen_s is None else time.monotonic() - seen_s
+        if link is None or link.seen_s is None:
+            return float("inf")
+        return time.monotonic() - link.seen_s
 
     async def change(self, timeout_s: float) -> None:
         """Return when a connection was made or broke, or after `timeout_s`."""
@@ -150,7 +191,7 @@ class ExecutorLinks:
     async def call(self, executor: str, order: ExecutorOrder) -> ExecutorOutcome:
         """Run an invocation; cancelled, it is cancelled there."""
         with _as_trouble():
-            finished = await self._clients[executor].call(
+            finished = await self._client(executor).call(
                 order.component,
                 order.inputs,
                 lease_s=order.lease_s,
@@ -164,7 +205,7 @@ class ExecutorLinks:
     ) -> AsyncGenerator[Value | ExecutorOutcome, None]:
         """Run an invocation that gives pieces and then its outcome."""
         with _as_trouble():
-            answers = self._clients[executor].stream(
+            answers = self._client(executor).stream(
                 order.component,
                 order.inputs,
                 lease_s=order.lease_s,
@@ -180,7 +221,7 @@ class ExecutorLinks:
         with _as_trouble():
             try:
                 async with asyncio.timeout(_QUEUE_S):
-                    queues = await self._clients[executor].ask_queues()
+                    queues = await self._client(executor).ask_queues()
             except TimeoutError:
                 raise ExecutorLostError(f"{executor} does not say how long its queue is") from None
         return queues.get(component, 0)
@@ -193,7 +234,8 @@ class ExecutorLinks:
         try:
             return open_handle(handle)
         except LostHandleError as error:
-            client = self._by_address.get(handle.address)
+            owners = (link.client for link in self._links.values())
+            client = next((each for each in owners if each.address == handle.address), None)
             if client is None:
                 raise TroubleError("lost_handle", error.message, handle=handle.id) from error
         with _as_trouble():
@@ -202,16 +244,33 @@ class ExecutorLinks:
     async def renew(self, executor: str, handles: Sequence[Handle], lease_s: float) -> None:
         """Say that arrays are still needed."""
         with contextlib.suppress(ExecutorLostError):
-            await self._clients[executor].renew(handles, lease_s)
+            await self._client(executor).renew(handles, lease_s)
 
     async def release(self, executor: str, handles: Sequence[Handle]) -> None:
         """Say that arrays are needed no more; where the executor is gone, its leases run out."""
         with contextlib.suppress(ExecutorLostError):
-            await self._clients[executor].release(handles)
+            await self._client(executor).release(handles)
 
-    async def _keep(self, name: str, client: ExecutorClient) -> None:
-        wait_s = _FIRST_WAIT_S
-        while True:
+    def _client(self, executor: str) -> ExecutorClient:
+        link = self._links.get(executor)
+        if link is None:
+            raise ExecutorLostError(f"{executor} is not there any more")
+        return link.client
+
+    def _keep_link(self, name: str) -> None:
+        link = self._links[name]
+        link.keeper = asyncio.create_task(self._keep(name, link), name=f"link {name}")
+
+    def _drop(self, link: _Link) -> None:
+        if link.keeper is not None:
+            link.keeper.cancel()
+        closing = asyncio.create_task(link.client.close())
+        self._ended.add(closing)
+        closing.add_done_callback(self._ended.discard)
+
+    async def _keep(self, name: str, link: _Link) -> None:
+        client, wait_s = link.client, _FIRST_WAIT_S
+        while not link.leaving:
             try:
                 await client.connect()
             except AtollError as error:
@@ -220,23 +279,31 @@ class ExecutorLinks:
                 wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
                 continue
             wait_s = _FIRST_WAIT_S
-            missing = sorted(set(self._components[name]) - set(client.components))
+            missing = sorted(set(link.components) - set(client.components))
             if missing:
                 _LOG.warning("%s does not run %s", name, ", ".join(missing))
             _LOG.info("connected to %s", name)
             self._notify()
             while client.is_connected:
                 # Noted while it is there, so that silence counts from the last time it was seen.
-                self._seen_s[name] = time.monotonic()
+                link.seen_s = time.monotonic()
                 await asyncio.sleep(_LOOK_S)
-            _LOG.warning("lost %s", name)
+            _say_lost(name, link)
             self._notify()
+        # It has left for good; one that comes back under its name is another.
+        if self._links.get(name) is link:
+            del self._links[name]
 
     def _notify(self) -> None:
         """Wake everybody who waits for a change."""
         # A new event for those who wait from now on: this change wakes those who wait now, and them alone.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _say_lost(name: str, link: _Link) -> None:
+    # Who has said that it leaves is no loss.
+    _LOG.log(logging.INFO if link.leaving else logging.WARNING, "lost %s", name)
 
 
 def _outcome(finished: Finished) -> ExecutorOutcome:

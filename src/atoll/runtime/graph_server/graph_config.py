@@ -51,6 +51,7 @@ class GraphService(Frozen):
     tasks: the composite task that answers each endpoint, as "module:Class" of trusted code. options: what
     their `setup` may look at. parts: which components a part of the plan's model stands for. paths: the
     plan's, whose steps name parts and executors; without any, every executor that runs a component is asked.
+    stand_in: instead of what it answers, where its components are not those of the planned model.
     """
 
     name: str = Field(min_length=1)
@@ -58,22 +59,24 @@ class GraphService(Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
     parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     paths: tuple[RequestPath, ...] = ()
+    stand_in: str | None = None
 
 
 class GraphServerConfig(Frozen):
     """One graph server.
 
-    store: a folder of its own for what clients send, emptied at the start. routing: "static" assigns paths by
-    the plan's weights when a request comes; "dynamic" asks every executor for its queue before each
-    invocation, to compare. request_s: the longest a request may take. patience_s: how long an invocation
-    waits for an executor to come back before it is given up.
+    executors: those that stand before it begins; whoever runs it may name others later. store: a folder of
+    its own for what clients send, emptied at the start. routing: "static" assigns paths by the plan's weights
+    when a request comes; "dynamic" asks every executor for its queue before each invocation, to compare.
+    request_s: the longest a request may take. patience_s: how long an invocation waits for an executor to
+    come back before it is given up.
     """
 
     name: str = Field(min_length=1)
     host: str = "127.0.0.1"
     port: int = Field(ge=0, le=65535)
     services: tuple[GraphService, ...] = Field(min_length=1)
-    executors: tuple[ExecutorAddress, ...] = Field(min_length=1)
+    executors: tuple[ExecutorAddress, ...] = ()
     address: str = "127.0.0.1:0"
     """Where executors on other hosts fetch what clients sent."""
     store: str

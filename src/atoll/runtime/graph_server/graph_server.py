@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ from atoll.runtime.graph_server.graph_config import (
     ENDPOINT_PATHS,
     EXECUTORS_MISSING,
     Endpoint,
+    ExecutorAddress,
     GraphServerConfig,
+    GraphService,
 )
 from atoll.runtime.graph_server.graph_metrics import GraphServerMetrics
 from atoll.runtime.graph_server.graph_request import PATH_HEADER, GraphRequest
@@ -81,6 +83,7 @@ class TaskGraphServer:
         self, config: GraphServerConfig, token: str, fleet: ExecutorFleet | None = None
     ) -> None:
         self.config = config
+        self.executors = config.executors
         self.services = {
             service.name: LoadedService(service, config.executors) for service in config.services
         }
@@ -110,6 +113,28 @@ class TaskGraphServer:
         self._created = int(time.time())
         self._draining = False
         self._keeper: asyncio.Task[None] | None = None
+
+    def change(
+        self, services: Sequence[GraphService], executors: Sequence[ExecutorAddress]
+    ) -> None:
+        """Have requests from now on answered by these services over these executors.
+
+        Requests that run keep their path; a service that is not among them any more is not known from now on.
+        """
+        changed: dict[str, LoadedService] = {}
+        for service in services:
+            known = self.services.get(service.name)
+            again = None if known is None else known.over(service, executors)
+            changed[service.name] = again or LoadedService(service, executors)
+        self.services, self.executors = changed, tuple(executors)
+        named = {
+            name
+            for service in services
+            for path in service.paths
+            for step in path.steps
+            for name in step.instances
+        }
+        self._links.use(executors, named - {executor.id for executor in executors})
 
     async def start(self) -> tuple[str, int]:
         """Listen; the executors need not be there yet."""
@@ -283,14 +308,17 @@ class TaskGraphServer:
     def missing(self) -> dict[str, list[str]]:
         """Return, by service, the components whose executors are all gone, for more than a moment.
 
-        Those that no executor is configured for are not among them (`unserved`): a task may name units that
-        its options never let it use.
+        Those that no executor runs and no path leads over are not among them (`unserved`): a task may name
+        units that its options never let it use.
         """
         missing: dict[str, list[str]] = {}
         for service in self.services.values():
+            needed = service.router.components
             for component in service.components:
                 names = service.router.candidates(component)
-                if names and not any(self._fleet.silent_s(name) < _FRESH_S for name in names):
+                if not names and component not in needed:
+                    continue
+                if not any(self._fleet.silent_s(name) < _FRESH_S for name in names):
                     missing.setdefault(service.name, []).append(component)
         return missing
 
@@ -333,7 +361,7 @@ class TaskGraphServer:
                     "components": executor.components,
                     "connected": executor.id not in dead,
                 }
-                for executor in self.config.executors
+                for executor in self.executors
             ],
         }
 
@@ -352,7 +380,7 @@ class TaskGraphServer:
                 float(self.store.used_bytes),
             ),
         )
-        up = [(executor.id, executor.id not in dead) for executor in self.config.executors]
+        up = [(executor.id, executor.id not in dead) for executor in self.executors]
         return self.metrics.page(gauges, up)
 
 

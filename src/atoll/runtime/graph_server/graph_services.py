@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from importlib import import_module
 from typing import Any
 
@@ -31,6 +32,16 @@ class LoadedService:
             sorted({name for task in self.tasks.values() for name in components_of(task)})
         )
         self.router = PathRouter(config, executors)
+
+    def over(
+        self, config: GraphService, executors: Sequence[ExecutorAddress]
+    ) -> LoadedService | None:
+        """Return it over other paths and executors; None where its tasks are others now."""
+        if (config.tasks, config.options) != (self.config.tasks, self.config.options):
+            return None
+        again = copy(self)
+        again.config, again.router = config, PathRouter(config, executors)
+        return again
 
     def shown(self, created: int) -> dict[str, Any]:
         """Return it as an entry of /v1/models."""

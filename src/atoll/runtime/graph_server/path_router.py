@@ -119,6 +119,14 @@ class PathRouter:
         }
         self._turns: dict[str, WeightedRoundRobin] = {}
 
+    @property
+    def components(self) -> frozenset[str]:
+        """The components that paths lead over."""
+        steps = (step for path in self._service.paths for step in path.steps)
+        return frozenset(
+            c for step in steps for part in step.parts for c in self.components_of(part)
+        )
+
     def components_of(self, part: str) -> tuple[str, ...]:
         """Return the components that a part of the plan's model stands for."""
         return self._service.parts.get(part, (part,))

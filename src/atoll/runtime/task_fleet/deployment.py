@@ -59,20 +59,11 @@ def deployment_of(
     executors = [executor for executor in executors if executor.components]
     if not executors:
         raise UsageError(f"no executor of {', '.join(services)} runs anything here", field="parts")
-    there = {executor.id for executor in executors}
-    graph_services = []
-    for name in services:
-        served = parts[name]
-        paths = _live_paths([path for path in plan.paths if path.service == name], there)
-        graph_services.append(
-            GraphService(
-                name=name,
-                tasks=served.tasks,
-                options=served.options,
-                parts=served.parts,
-                paths=paths,
-            )
-        )
+    # Those that are not started are on no path, though they may be planned.
+    started = {executor.id for executor in executors}
+    left = tuple(i for i in plan.instances if i.id in started or not i.is_executor)
+    served = {name: parts[name] for name in services}
+    graph_services = services_over(served, plan.model_copy(update={"instances": left}))
     stand_ins = {name: text for name in services if (text := parts[name].stand_in)}
     apart = {
         instance.service
@@ -83,16 +74,40 @@ def deployment_of(
         f"{name}: planned to prefill apart; served with the llm whole where the plan decodes"
         for name in sorted(apart)
     )
-    return TaskDeployment(tuple(graph_services), tuple(executors), stand_ins, notes)
+    return TaskDeployment(graph_services, tuple(executors), stand_ins, notes)
+
+
+def components_of(instance: Instance, served: ServedParts) -> dict[str, dict[str, Any]]:
+    """Return the components of an executor, with their options: none where its parts are nothing here."""
+    names = [name for part in _together(instance.parts) for name in served.parts.get(part, ())]
+    return {name: {} for name in dict.fromkeys(names)}
+
+
+def services_over(
+    parts: Mapping[str, ServedParts], plan: Plan | None = None
+) -> tuple[GraphService, ...]:
+    """Return any-to-any services with the ways of their requests over the executors of a plan, if any."""
+    there = {one.id for one in plan.executor_instances} if plan is not None else set()
+    paths = plan.paths if plan is not None else ()
+    return tuple(
+        GraphService(
+            name=name,
+            tasks=served.tasks,
+            options=served.options,
+            parts=served.parts,
+            paths=_live_paths([path for path in paths if path.service == name], there),
+            stand_in=served.stand_in,
+        )
+        for name, served in parts.items()
+    )
 
 
 def _executor(instance: Instance, served: ServedParts) -> PlacedExecutor:
     parts = _together(instance.parts)
-    names = [name for part in parts for name in served.parts.get(part, ())]
     (node,) = instance.nodes
     return PlacedExecutor(
         id=instance.id,
-        components={name: {} for name in dict.fromkeys(names)},
+        components=components_of(instance, served),
         work=instance.throughput_per_s or 1.0,
         parts=parts,
         node_type=node.node_type,

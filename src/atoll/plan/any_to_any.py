@@ -1,0 +1,25 @@
+"""The any-to-any services of plans and problems, for whatever does not take them."""
+
+from __future__ import annotations
+
+from atoll.core.errors import UsageError
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+
+
+def list_any_to_any(*sources: Plan | Problem | None) -> tuple[str, ...]:
+    """Return the any-to-any services of plans and problems, sorted."""
+    found: set[str] = set()
+    for source in sources:
+        if isinstance(source, Problem):
+            found |= {service.name for service in source.graph_services}
+        elif source is not None:
+            found |= {one.service for one in source.executor_instances}
+    return tuple(sorted(found))
+
+
+def refuse_any_to_any(source: Plan | Problem, why: str, hint: str) -> None:
+    """Raise UsageError where a plan or a problem has any-to-any services."""
+    names = list_any_to_any(source)
+    if names:
+        raise UsageError(f"{', '.join(names)}: {why}", field="classes", hint=hint)
