@@ -344,7 +344,7 @@ def test_samples_have_the_error_they_are_drawn_with() -> None:
     for error, drawn in (
         (HOST_ERROR, [draw.gpu("H200").host for draw in draws]),
         (LINK_ERROR, [draw.gpu("H200").links for draw in draws]),
-        (FIRST_TOKEN_ERROR, [draw.first_token for draw in draws]),
+        (FIRST_TOKEN_ERROR, [draw.first_token() for draw in draws]),
     ):
         assert np.std(np.log(drawn)) == pytest.approx(np.sqrt(np.log1p(error**2)), rel=0.12)
     # What is no time stays.

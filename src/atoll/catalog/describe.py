@@ -16,6 +16,7 @@ from atoll.catalog.transformer import DeltaSpec, DType, MlaSpec, MoeSpec, Transf
 from atoll.core.errors import UnknownNameError
 
 COMPUTED = "computed from the shapes"
+_NO_FACTS = ("name", "aliases", "facts", "like", "note", "part_of", "shares", "servers")
 UNKNOWN = "unknown"
 
 
@@ -77,7 +78,7 @@ def _gpu_rows(gpu: GpuType) -> Iterator[FactRow]:
     if gpu.note is not None:
         yield FactRow("note", gpu.note)
     for field in fields(gpu):
-        if field.name in ("name", "aliases", "facts", "like", "note", "part_of", "shares"):
+        if field.name in _NO_FACTS:
             continue
         if field.name == "compute_share" and field.name not in gpu.facts:
             continue

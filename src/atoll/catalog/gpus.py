@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 from atoll.catalog.facts import Fact
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.resources import Table, data_yaml, fact_of, section
 from atoll.core.errors import InputError
+
+if TYPE_CHECKING:
+    from atoll.catalog.measured_servers import MeasuredServer
 
 GB = 1_000_000_000
 MIB = 1 << 20
@@ -47,7 +51,8 @@ class GpuType:
     in, or that an overlay derived this one from; `compute_share` is how much smaller a share of its peak it
     reaches than that one. `note` is for whoever plans with it: engines that run on it, memory that is shared.
     `facts` holds, for every field, where the number comes from. `part_of` is the GPU that this is one of
-    `shares` equal shares of: processes take turns on it, each with its part of the memory.
+    `shares` equal shares of: processes take turns on it, each with its part of the memory. `servers` were
+    measured on GPUs of the kind, by an overlay; of those of one model the last counts.
     """
 
     name: str
@@ -71,6 +76,7 @@ class GpuType:
     note: str | None = field(default=None, compare=False)
     part_of: GpuType | None = field(default=None, repr=False)
     shares: int = 1
+    servers: tuple[MeasuredServer, ...] = ()
 
     @property
     def whole(self) -> GpuType:
@@ -110,6 +116,7 @@ class GpuType:
             facts=FrozenMap(facts),
             part_of=self,
             shares=shares,
+            servers=(),
             **divided,
         )
 

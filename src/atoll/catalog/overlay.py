@@ -17,6 +17,7 @@ from atoll.catalog.facts import Confidence, Fact
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.gpus import GpuType
 from atoll.catalog.link_table import GpuGroups, Link, LinkTable
+from atoll.catalog.measured_servers import MeasuredServer
 from atoll.catalog.name_lookup import fold, index_names
 from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeRule
 from atoll.catalog.overlay_models import overlay_models
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         LinksEntry,
         PairEntry,
         PriceEntry,
+        ServerEntry,
     )
 
 # Key in the overlay -> attribute of GpuType.
@@ -81,6 +83,12 @@ def apply_overlay(
         with document.at("nodes", node, "interconnect"):
             overrides[canonical] = sized.interconnect(entry.interconnect).name
     models = overlay_models(sized, document) if entries.models else catalog.models
+    if entries.servers:
+        named = Catalog(gpus=gpus, interconnects=interconnects, node_rules=rules, models=models)
+        for i, measured in enumerate(entries.servers):
+            server = _server(named, document, i, measured)
+            known = gpus[server.gpu]
+            gpus[server.gpu] = replace(known, servers=(*known.servers, server))
     prices = catalog.prices
     if entries.prices:
         prices = prices.with_rows(
@@ -253,6 +261,45 @@ def _interconnect(
         p2p_bandwidth_bytes_per_s=p2p["p2p_bandwidth_bytes_per_s"],
         p2p_latency_s=p2p["p2p_latency_s"],
         facts=FrozenMap(facts),
+    )
+
+
+# Servers
+
+
+def _server(catalog: Catalog, document: Document, i: int, entry: ServerEntry) -> MeasuredServer:
+    with document.at("servers", i, "node"):
+        gpu, tp = parse_node_type(entry.node)
+        kind = catalog.gpu(gpu)
+    if kind.part_of is not None:
+        raise document.error(
+            "a server on a share of a GPU says nothing of others",
+            "servers",
+            i,
+            "node",
+            hint=f"measure it on a whole {kind.whole.name}",
+        )
+    with document.at("servers", i, "model"):
+        model = catalog.model(entry.model)
+    engine, _, version = entry.engine.partition("@")
+    return MeasuredServer(
+        model=model.name,
+        spec=model.llm,
+        gpu=kind.name,
+        tp=tp,
+        engine=engine,
+        version=version or None,
+        date=entry.date,
+        compute=entry.compute,
+        memory=entry.memory,
+        launch=entry.launch,
+        step_s=entry.step,
+        sequence_s=entry.sequence,
+        request_s=entry.request,
+        tokenize_s=entry.tokenize,
+        stream_s=entry.stream,
+        error=entry.error,
+        first_token_error=entry.first_token_error,
     )
 
 

@@ -6,6 +6,7 @@ nodes:         {"L40S:2": {interconnect: NAME}}
 models:        {NAME: {like: llama-3-70b, max_context: 131072, weights: fp8}}
 prices:        [{cloud: mine, region: basement, node: "RTX3090:2", usd_per_hour: $0.35/h}]
 links:         {in_region: {bandwidth: 25Gbit/s, latency: 100us}}
+servers:       [what `atoll profile --server` and `atoll perf calibrate` write]
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ BusBandwidth = Annotated[Bandwidth, Field(ge=1e6, le=1e15)]
 LinkBandwidth = Annotated[Bandwidth, Field(ge=1e3, le=1e15)]
 Sharpness = Annotated[float, Field(strict=True, ge=0.1, le=16)]
 Latency = Annotated[Duration, Field(le=60.0)]
+TimeRatio = Annotated[float, Field(strict=True, ge=0.05, le=20)]
+HostSeconds = Annotated[Duration, Field(ge=0, le=10.0)]
+RelativeError = Annotated[float, Field(strict=True, ge=0.01, le=2)]
 Cost = Annotated[UsdPerHour, Field(le=1e6)]
 Trust = Literal["high", "medium", "low"]
 _CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]|gfx[0-9]{2,3}[0-9a-f]|metal[0-9]?|vulkan")
@@ -246,6 +250,25 @@ class LinksEntry(Frozen):
     groups: dict[StrictStr, GroupsEntry] | None = None
 
 
+class ServerEntry(Frozen):
+    """A server that was measured from outside: times over those predicted, and what the host takes."""
+
+    model: StrictStr
+    node: StrictStr = Field(examples=["H200:1"])
+    engine: StrictStr = Field(examples=["vllm@0.22"])
+    date: Annotated[StrictStr, Field(pattern=r"^\d{4}-\d{2}-\d{2}$", examples=['"2026-11-18"'])]
+    compute: TimeRatio = 1.0
+    memory: TimeRatio = 1.0
+    launch: TimeRatio = 1.0
+    step: HostSeconds
+    sequence: HostSeconds
+    request: HostSeconds
+    tokenize: HostSeconds
+    stream: HostSeconds
+    error: RelativeError
+    first_token_error: RelativeError
+
+
 class Overlay(Frozen):
     """A whole overlay file."""
 
@@ -255,3 +278,4 @@ class Overlay(Frozen):
     models: dict[StrictStr, ModelEntry] | None = None
     prices: list[PriceEntry] | None = None
     links: LinksEntry | None = None
+    servers: list[ServerEntry] | None = None

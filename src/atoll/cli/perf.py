@@ -79,7 +79,9 @@ class CalibrateSettings(VerbSettings):
     node: str | None = option(None, "What the server ran on, as H200:1; for JSON files.")
     tp: int | None = option(None, "GPUs that split a layer there; default: all that can.")
     engine: str = option("vllm", "The engine of the server, also with a version: vllm@0.12.")
-    out: Path | None = option(None, "Write the constants here.", "-o", "--out")
+    out: Path | None = option(
+        None, "Write constants here, or add a server to this overlay.", "-o", "--out"
+    )
     all_points: bool = option(False, "Fit on every point instead of holding half out.")
     source: str | None = option(None, "Where the numbers come from, for reports.")
     overlay: tuple[Path, ...] = overlay_field()
@@ -317,8 +319,9 @@ def _usd(usd: float | None) -> str | None:
 def calibrate(options: CalibrateSettings) -> None:
     """Fit the constants of GPUs to measured matrix products, attention or experts, or to a server under load.
 
-    What several files hold of one operator of one GPU is fitted together. Results of load generators
-    (JSON) make all operators of the model faster or slower by one factor; give --model and --node.
+    What several files hold of one operator of one GPU is fitted together. Results of load generators (JSON)
+    are those of one server, and make an entry of an overlay as `atoll profile --server` does; give --model
+    and --node.
     """
     from atoll.cli.calibrate import fit_files, write_constants
     from atoll.core.files import check_target
@@ -328,40 +331,45 @@ def calibrate(options: CalibrateSettings) -> None:
         check_target(out)
     catalog = _catalog(options.overlay)
     if any(path.suffix == ".json" for path in options.data):
-        fits = _fit_server(options, catalog)
-    else:
-        fits = fit_files(
-            options.data,
-            catalog,
-            gpu=options.gpu,
-            hold_out=not options.all_points,
-            source=options.source,
-        )
+        _calibrate_server(options, catalog)
+        return
+    fits = fit_files(
+        options.data,
+        catalog,
+        gpu=options.gpu,
+        hold_out=not options.all_points,
+        source=options.source,
+    )
     if out is not None:
         write_constants(out, fits)
     emit(fits, options.as_json, lambda: _fits(fits, out))
 
 
-def _fit_server(options: CalibrateSettings, catalog: Catalog) -> list[Fit]:
+def _calibrate_server(options: CalibrateSettings, catalog: Catalog) -> None:
+    """Fit a server to results of load generators."""
+    from datetime import UTC, datetime
+
+    from atoll.cli.profile_server import show_fit
     from atoll.core.errors import UsageError
-    from atoll.perf.constants import default_constants
-    from atoll.perf.server_logs import fit_server, read_server_logs
+    from atoll.perf.server_fit import fit_server
+    from atoll.perf.server_logs import read_server_logs
 
     if options.model is None or options.node is None:
         raise UsageError(
             "results of a load generator do not say what served",
             hint="give --model and --node, such as --model llama-3.1-8b --node H200:1",
         )
-    names = ", ".join(path.name for path in options.data)
-    return fit_server(
+    model = catalog.model(options.model)
+    fit = fit_server(
         read_server_logs(options.data),
-        _model(catalog, options.model).llm,
+        model.llm,
         catalog.node(options.node),
         tp=options.tp,
         engine=options.engine,
-        table=default_constants(),
-        source=options.source or f"a server under load ({names})",
+        model=model.name,
+        date=datetime.now(UTC).date().isoformat(),
     )
+    show_fit(fit, options.out, as_json=options.as_json)
 
 
 def _fits(fits: list[Fit], out: Path | None) -> RenderableType:

@@ -12,6 +12,7 @@ import typer
 from atoll.cli.operating import TerminalListener
 from atoll.cli.options import verb
 from atoll.cli.profile_components import show_component, show_executors
+from atoll.cli.profile_server import profile_server
 from atoll.cli.profile_settings import ProfileSettings
 from atoll.cli.progress import live_line
 from atoll.core.errors import InputError, UsageError
@@ -34,9 +35,12 @@ def profile(options: ProfileSettings) -> None:
     """Measure the stage engine on this machine, for plans and simulations of it.
 
     The file written is what `cluster.profiles` of a fleet file names: the planner and the simulator then
-    use what was measured instead of the performance model. With --server, measure what a server adds to its
-    kernels in every step: lines for the `engine` of a fleet file; with --out too, its whole steps instead, as
-    the profile of a machine that serves the whole model. Nothing else may use it meanwhile.
+    use what was measured instead of the performance model.
+
+    With --server, measure a server that runs, from outside, under a short load of our own: first prompts
+    alone, then clients at a time. What explains its times is an overlay (--out FILE.yaml), with which plans
+    and simulations predict this model on such GPUs; a profile for clusters with --out FILE.json. Nothing else
+    may use it meanwhile.
 
     With --component, measure an encoder or a generator of an any-to-any model, on a GPU where there is one:
     rates for the `rates` of its service in a fleet file.
@@ -53,10 +57,10 @@ def profile(options: ProfileSettings) -> None:
         return
     name, out = options.name or "smollm2-135m", options.out
     if options.server is not None:
-        if out is None:
-            _profile_host(options, options.server, name)
+        if out is not None and out.suffix == ".json":
+            _profile_curves(options, options.server, name, out)
         else:
-            _profile_server(options, options.server, name, out)
+            profile_server(options, options.server, name)
         return
     require_extras("engine")
     from atoll.engine.weights.sources import DEFAULT_MODEL
@@ -90,7 +94,7 @@ def profile(options: ProfileSettings) -> None:
         console(stderr=True).print(f"wrote {out}", markup=False)
 
 
-def _profile_server(options: ProfileSettings, url: str, name: str, out: Path) -> None:
+def _profile_curves(options: ProfileSettings, url: str, name: str, out: Path) -> None:
     """Measure the steps of a server from outside, and write them as a profile."""
     import asyncio
 
@@ -141,42 +145,6 @@ def _draw(measured: NodeProfile, layers: int, title: str, caption: str) -> Conso
         caption=caption,
         right=("size", "step", "per layer"),
     )
-
-
-def _profile_host(options: ProfileSettings, url: str, name: str) -> None:
-    """Measure what a server adds to its kernels."""
-    from atoll.catalog.catalog import Catalog
-    from atoll.perf.step import analytic
-    from atoll.runtime.local.host_time import completions, fit_host, measure_steps
-
-    catalog = Catalog.default()
-    steps = analytic(catalog.model(name).llm, catalog.node(options.node_type), tp=options.tp)
-    with live_line("asking the server") as say:
-        measured = measure_steps(completions(url, options.model or name), steps, progress=say)
-    host = fit_host(measured)
-    entry = f"host: {{step: {host.step_s * 1e3:.3g}ms, sequence: {host.sequence_s * 1e6:.3g}us}}"
-
-    def draw() -> object:
-        return table(
-            ("sequences", "step", "kernels", "host"),
-            [
-                (
-                    step.sequences,
-                    format_duration(step.step_s),
-                    format_duration(step.kernels_s),
-                    format_duration(max(0.0, step.step_s - step.kernels_s)),
-                )
-                for step in measured
-            ],
-            title=f"{name} on {steps.node.id}, tensor parallel over {steps.tp}",
-            caption=f"For the fleet file: engine: {{{entry}}}",
-            right=("sequences", "step", "kernels", "host"),
-        )
-
-    points = [
-        {"sequences": s.sequences, "step_s": s.step_s, "kernels_s": s.kernels_s} for s in measured
-    ]
-    emit({"host": host.model_dump(), "steps": points}, options.as_json, draw)  # type: ignore[arg-type]
 
 
 def _range(text: str | None, total: int) -> tuple[int, int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from atoll.cli.options import VerbSettings, json_field
+from atoll.cli.options import VerbSettings, json_field, overlay_field
 from atoll.core.options import option
-from atoll.core.quantities import Bytes
+from atoll.core.quantities import Bytes, Duration
 
 _of_components = partial(option, panel="Components of any-to-any models")
+_of_servers = partial(option, panel="Servers")
 
 
 class ProfileSettings(VerbSettings):
@@ -30,17 +31,24 @@ class ProfileSettings(VerbSettings):
     threads: int = option(1, "Threads of a step.", ge=1)
     out: Path | None = option(
         None,
-        "Profiles as JSON for `cluster.profiles`; with --component or --from-executors rates for `services` "
-        "of a fleet file, as YAML or JSON. Added to.",
+        "Profiles as JSON for `cluster.profiles`; with --server also an overlay as YAML; with --component or "
+        "--from-executors rates for `services` of a fleet file, as YAML or JSON. Added to.",
         "-o",
         "--out",
     )
-    server: str | None = option(
+    server: str | None = _of_servers(
         None,
-        "Measure the host time of a server that runs (vLLM, SGLang), as http://HOST:PORT. --name is its "
-        "model in the catalog, --model what requests call it, --as its node type.",
+        "Measure a server that runs (vLLM, SGLang, ...), as http://HOST:PORT. --name is its model in the "
+        "catalog, --as its node type, --model what requests call it (default: the first it serves).",
     )
-    tp: int | None = option(None, "GPUs over which the server splits layers.", ge=1)
+    engine: str | None = _of_servers(
+        None, "Its engine, also with a version: vllm@0.22; default: what it says."
+    )
+    tp: int | None = _of_servers(None, "GPUs over which it splits layers.", ge=1)
+    prompts: str = _of_servers("128,512,2048", "Tokens of prompts that are sent alone.")
+    clients: str = _of_servers("4,16,64", "Clients that ask at a time, one number after the other.")
+    deadline: Duration = _of_servers("4min", "The longest that it may take.", gt=0)
+    overlay: tuple[Path, ...] = overlay_field()
     component: str | None = _of_components(
         None,
         "Measure this part of --model, such as vision or dit, with random weights.",

@@ -18,6 +18,7 @@ from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime, Schedulin
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
+    from atoll.catalog.measured_servers import MeasuredServer
     from atoll.catalog.transformer import TransformerSpec
     from atoll.engines.limits import Num
 
@@ -86,6 +87,17 @@ class LaunchTime:
         """
         large = gpu is not None and gpu.whole.compute_capability.startswith("10.")
         return replace(self, experts_s=0.0) if large and self.fused_experts else self
+
+    def scale(self, factor: float) -> LaunchTime:
+        """Return times of a host that takes so many times as long."""
+        return replace(
+            self,
+            layer_s=self.layer_s * factor,
+            large_s=self.large_s * factor,
+            experts_s=self.experts_s * factor,
+            latent_s=self.latent_s * factor,
+            unusual_s=self.unusual_s * factor,
+        )
 
     def beyond_graphs_s(self, *, experts: bool) -> float:
         """Return the least seconds in a step that is larger than any graph."""
@@ -208,7 +220,8 @@ class EngineProfile:
     `prompts_first` computes all prompts that wait before it goes on with answers; others mix them in a step.
     New prompts are looked at every `prompt_interval` steps of decoding, and at once after a step with
     prompts; one that `collects_prompts` counts from when one waits, and looks sooner if they fill a step.
-    With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can.
+    With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can. `version` is the engine's, None for the
+    newest that is known; `measured` is the server that its times were measured on, None where assumed.
     """
 
     name: str
@@ -237,6 +250,8 @@ class EngineProfile:
     prompt_interval: int = 1
     collects_prompts: bool = False
     mxfp8: bool = False
+    version: str | None = None
+    measured: MeasuredServer | None = None
 
     def host_seconds(self, sequences: Num) -> Num:
         """Return host seconds of a step with so many sequences."""
@@ -246,19 +261,11 @@ class EngineProfile:
         """Return the profile where all that the host does takes so many times as long."""
         if factor == 1.0:
             return self
-        launch = self.launch
         return replace(
             self,
             host=self.host.scale(factor),
             stage_host=None if self.stage_host is None else self.stage_host.scale(factor),
-            launch=replace(
-                launch,
-                layer_s=launch.layer_s * factor,
-                large_s=launch.large_s * factor,
-                experts_s=launch.experts_s * factor,
-                latent_s=launch.latent_s * factor,
-                unusual_s=launch.unusual_s * factor,
-            ),
+            launch=self.launch.scale(factor),
             request_s=self.request_s * factor,
             stream_s=self.stream_s * factor,
             tokenize_s=self.tokenize_s * factor,
@@ -354,4 +361,5 @@ class EngineDefaults:
             prompt_interval=(self.has_prompt_interval and chosen.prompt_interval) or 1,
             collects_prompts=self.collects_prompts,
             mxfp8=bool(chosen.mxfp8 if self.mxfp8 is False else self.mxfp8),
+            version=chosen.version,
         )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from atoll.catalog.dtypes import DType
     from atoll.catalog.gpus import GpuType
+    from atoll.catalog.measured_servers import MeasuredServer
     from atoll.engines.profile import KernelRatios, KernelSpeeds
 
 
@@ -185,12 +186,16 @@ class OpConstants:
 
     def scale_time(self, factor: float) -> OpConstants:
         """Return the constants with which the operator takes `factor` times as long, whatever its size."""
+        return self.scale_times(factor, factor)
+
+    def scale_times(self, compute: float, memory: float) -> OpConstants:
+        """Return the constants with which arithmetic, and memory and starts, take so many times as long."""
         return replace(
             self,
-            e_f=self.e_f / factor,
-            e_b=self.e_b / factor,
-            t0_us=self.t0_us * factor,
-            serial_ns=self.serial_ns * factor,
+            e_f=self.e_f / compute,
+            e_b=self.e_b / memory,
+            t0_us=self.t0_us * memory,
+            serial_ns=self.serial_ns * memory,
         )
 
 
@@ -199,13 +204,16 @@ class GpuConstants:
     """All operator constants of one GPU type.
 
     `host` and `links` are times of the host and of sums over GPUs over what engine profiles and interconnects
-    say: 1 unless drawn.
+    say: 1 unless drawn. Drawn ones keep those that they are `drawn_from`, and by how many standard deviations
+    a server is off that was measured (`luck`).
     """
 
     gpu: str
     ops: Mapping[OpClass, OpConstants]
     host: float = 1.0
     links: float = 1.0
+    luck: float = 0.0
+    drawn_from: GpuConstants | None = None
 
     def op(self, op: OpClass) -> OpConstants:
         """Return the constants of one operator class."""
@@ -219,6 +227,15 @@ class GpuConstants:
             if c.sustained != 1.0
         }
         return replace(self, ops={**self.ops, **changed}) if changed else self
+
+    def as_measured(self, server: MeasuredServer) -> GpuConstants:
+        """Return the constants as a server showed them; drawn ones are off by what is left of its error."""
+        base, off = self.drawn_from or self, math.exp(_sigma(server.error) * self.luck)
+        ops = {
+            op: c.scale_times(server.compute * off, server.memory * off)
+            for op, c in base.ops.items()
+        }
+        return GpuConstants(self.gpu, ops, host=off)
 
     def in_turns(self, shares: int) -> GpuConstants:
         """Return the constants for one of `shares` processes that take turns on the GPU, all of them busy.
@@ -257,7 +274,11 @@ class GpuConstants:
             **dict.fromkeys((OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE), attention),
         }
         scaled = {
-            op: c.scale_time(usual.op(op).e_f / self.op(op).e_f) if usual is not self else c
+            op: c.scale_times(
+                usual.op(op).e_f / self.op(op).e_f, usual.op(op).e_b / self.op(op).e_b
+            )
+            if usual is not self
+            else c
             for op, c in own.items()
             if op in self.ops
         }
@@ -289,12 +310,23 @@ class GpuConstants:
 class ConstantTable:
     """Constants by GPU name; unknown names fail with what is known.
 
-    `first_token` is the time to the first token over what steps say: 1 unless drawn.
+    Times to the first token are off from what steps say by `luck` standard deviations: 0 unless drawn.
     """
 
-    def __init__(self, gpus: Iterable[GpuConstants], *, first_token: float = 1.0) -> None:
+    def __init__(
+        self,
+        gpus: Iterable[GpuConstants],
+        *,
+        first_token_error: float = FIRST_TOKEN_ERROR,
+        luck: float = 0.0,
+    ) -> None:
         self._gpus = {entry.gpu: entry for entry in gpus}
-        self.first_token = first_token
+        self._first_token_error, self._luck = first_token_error, luck
+
+    def first_token(self, server: MeasuredServer | None = None) -> float:
+        """Return the time to the first token over what steps say, of a server that was measured or not."""
+        error = self._first_token_error if server is None else server.first_token_error
+        return math.exp(_sigma(error) * self._luck)
 
     def gpu(self, name: str) -> GpuConstants:
         """Return the constants of a GPU type by its canonical name."""
@@ -352,7 +384,9 @@ class ConstantTable:
         for name, entry in other._gpus.items():
             base = out[name].ops if name in out else {}
             out[name] = replace(entry, ops={**base, **entry.ops})
-        return ConstantTable(out.values(), first_token=self.first_token)
+        return ConstantTable(
+            out.values(), first_token_error=self._first_token_error, luck=self._luck
+        )
 
 
 def _share_compute(taken: OpConstants, gpu: GpuType) -> OpConstants:
@@ -397,15 +431,22 @@ def sample_constants(
                 },
                 host=_draw(HOST_ERROR, stream(seed, name, "host")),
                 links=_draw(LINK_ERROR, stream(seed, name, "links")),
+                luck=float(stream(seed, name, "measured").standard_normal()),
+                drawn_from=entry,
             )
         )
-    return ConstantTable(sampled, first_token=_draw(first_token_error, stream(seed, "first token")))
+    luck = float(stream(seed, "first token").standard_normal())
+    return ConstantTable(sampled, first_token_error=first_token_error, luck=luck)
+
+
+def _sigma(error: float) -> float:
+    """The standard deviation of the logarithm of a factor with median 1 and this relative one."""
+    return math.sqrt(math.log1p(error**2))
 
 
 def _draw(error: float, rng: np.random.Generator) -> float:
     """A log-normal factor with median 1 and this relative standard deviation."""
-    sigma = math.sqrt(math.log1p(error**2))
-    return math.exp(sigma * float(rng.standard_normal()))
+    return math.exp(_sigma(error) * float(rng.standard_normal()))
 
 
 @cache

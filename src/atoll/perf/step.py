@@ -18,7 +18,7 @@ from atoll.core.ids import Phase
 from atoll.engines.profile import EngineProfile
 from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
-from atoll.perf.constants import ConstantTable, GpuConstants, default_constants
+from atoll.perf.constants import ConstantTable, GpuConstants, Tag, default_constants
 from atoll.perf.layers import (
     LayerKind,
     LayerOps,
@@ -30,10 +30,13 @@ from atoll.perf.layers import (
     op_classes_of,
     splits_evenly,
 )
+from atoll.perf.measured_engine import with_measured
 from atoll.perf.operators import Array, Num
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from atoll.catalog.measured_servers import MeasuredServer
 
 
 class Position(StrEnum):
@@ -249,11 +252,11 @@ def analytic(
     """
     size = check_tp(node, tp, spec)
     table = constants if constants is not None else default_constants()
-    profile = profile_on(engine, node)
-    gpu, kernels = node.gpu.whole, profile.kernels
-    fitted = _constants_of(table, gpu, profile.keeps_busy)
+    profile = with_measured(profile_on(engine, node), spec, node.gpu, size)
+    gpu, kernels, server = node.gpu.whole, profile.kernels, profile.measured
+    fitted = _constants_of(table, gpu, profile.keeps_busy, server)
     if kernels is not None:
-        usual = _constants_of(default_constants(), gpu, profile.keeps_busy)
+        usual = _constants_of(default_constants(), gpu, profile.keeps_busy, None)
         fitted = fitted.with_kernels(kernels, gpu, usual)
     fitted = fitted.with_ratios(profile.ratios).in_turns(node.gpu.shares)
     profile = replace(profile, launch=profile.launch.of(spec)).with_host(fitted.host)
@@ -276,14 +279,21 @@ def analytic(
         mxfp8=profile.mxfp8,
     )
     used = op_classes_of(spec, node.gpu)
-    grounds = name_grounds(spec, node.gpu, fitted).summary(used)
+    grounds = (
+        f"{Tag.MEASURED.value} ({server})"
+        if server is not None
+        else name_grounds(spec, node.gpu, fitted).summary(used)
+    )
     return AnalyticStepModel(spec, node, size, profile, ops, grounds)
 
 
 @lru_cache(maxsize=256)
-def _constants_of(table: ConstantTable, gpu: GpuType, is_busy: bool) -> GpuConstants:
-    """The constants of a GPU, alone or kept busy."""
+def _constants_of(
+    table: ConstantTable, gpu: GpuType, is_busy: bool, server: MeasuredServer | None
+) -> GpuConstants:
+    """The constants of a GPU, alone or kept busy, as a server showed them where one was measured."""
     fitted = table.for_gpu(gpu)
+    fitted = fitted if server is None else fitted.as_measured(server)
     return fitted.under_load() if is_busy else fitted
 
 

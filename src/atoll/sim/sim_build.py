@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from atoll.catalog.gpus import SWITCHING_LOSS, slowdown
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.ids import Phase
 from atoll.core.rng import stream
+from atoll.plan.measured_service import describe_measured, service_servers
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.routing.pipeline_router import SMOOTHING
@@ -31,6 +33,9 @@ from atoll.sim.unit_pacing import BATCHES, GRID, pace_table
 from atoll.sim.unit_rows import PROMPTS_IN_STEP, UnitMaker, UnitRow
 from atoll.workload.requests import Requests
 
+if TYPE_CHECKING:
+    from atoll.catalog.measured_servers import MeasuredServer
+
 # Gaps kept per unit; with more, the oldest become one (`gap_push`).
 _GAPS = 512
 _CHUNKS = 1 << 16
@@ -43,13 +48,19 @@ _FEEDS = {"open": a.OPEN, "closed": a.CLOSED, "watermark": a.WATERMARK}
 
 @dataclass(frozen=True)
 class Built:
-    """A run that is ready to start, and what its numbers mean; `classes` are those of its requests."""
+    """A run that is ready to start, and what its numbers mean; `classes` are those of its requests.
+
+    `servers` has for every service the measured server that its times rest on, None for none; `measured` says
+    so in words.
+    """
 
     sim: a.Sim
     history: FleetHistory
     lower: Lower
     sites: Sites
     classes: tuple[str, ...]
+    servers: tuple[MeasuredServer | None, ...]
+    measured: tuple[str, ...]
 
 
 def build(
@@ -136,7 +147,15 @@ def build(
         block_id=block_id,
     )
     _first_events(sim, starts, options)
-    return Built(sim, history, lower, sites, ordered.classes)
+    return Built(
+        sim,
+        history,
+        lower,
+        sites,
+        ordered.classes,
+        service_servers(problem, catalog, instances),
+        describe_measured(problem, catalog, instances),
+    )
 
 
 def _in_order(requests: Requests) -> Requests:

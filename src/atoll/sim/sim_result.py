@@ -195,7 +195,10 @@ class RequestTable(ABC):
 
 @dataclass(frozen=True)
 class SimReport(RequestTable):
-    """Everything a run found. The same inputs give the same result, `cpu_s` apart."""
+    """Everything a run found. The same inputs give the same result, `cpu_s` apart.
+
+    `measured` says which step times rest on a server that was measured.
+    """
 
     plan_name: str
     services: tuple[ServiceSummary, ...]
@@ -215,6 +218,7 @@ class SimReport(RequestTable):
     usd_per_million_tokens: float | None
     cpu_s: float
     losses: tuple[KeptThroughLoss, ...]
+    measured: tuple[str, ...] = ()
 
     @cached_property
     def attainment(self) -> float | None:
@@ -263,7 +267,7 @@ class SimReport(RequestTable):
         cut = math.isfinite(options.until_s) and bool(going.any())
         if cut:
             clock = float(options.until_s)
-        columns = _columns(asked, problem, built.classes, options, clock)
+        columns = _columns(asked, problem, built, options, clock)
         last = float(columns.arrival_s.max(initial=0.0))
         # After the last request came is the run-out. A run that is cut has none, and where all requests come
         # at once the run is all there is.
@@ -308,6 +312,7 @@ class SimReport(RequestTable):
                     ],
                 )
             ),
+            measured=built.measured,
         )
 
 
@@ -324,14 +329,15 @@ def _tokens_per_s(sim: a.Sim, at: int, from_s: float, until_s: float, clock_s: f
 
 
 def _columns(
-    q: a.Records, problem: Problem, classes: Sequence[str], options: SimOptions, clock_s: float
+    q: a.Records, problem: Problem, built: Built, options: SimOptions, clock_s: float
 ) -> RequestColumns:
     came = q["arrival_s"] <= clock_s
     q = q[came]
     service = q["service"]
-    ttft_s, tpot_s = promised_s(problem, classes, service, q["klass"])
-    slower = 1.0 if options.constants is None else options.constants.first_token
-    later = (q["first_s"] - q["arrival_s"]) * (slower - 1.0)
+    ttft_s, tpot_s = promised_s(problem, built.classes, service, q["klass"])
+    drawn = options.constants
+    slower = [1.0 if drawn is None else drawn.first_token(server) for server in built.servers]
+    later = (q["first_s"] - q["arrival_s"]) * (np.array(slower)[service] - 1.0)
     ttft = q["first_s"] - q["arrival_s"] + later
     llm_done = np.where(np.isin(q["state"], (a.DONE, a.COMPONENT)), q["last_s"], np.nan)
     gaps = q["answer"] - (1 if options.first_token else 0)

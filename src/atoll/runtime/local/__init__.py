@@ -11,6 +11,6 @@ Begin with `local_endpoints`, then `local_fleet`.
     fleet_state      a file for each running fleet, for `atoll status`
 
 The other modules measure: `layer_profile` a range of layers; `component_profile` (with `component_sections`
-and `component_modules`) and `executor_profile` parts of any-to-any models; `server_profile` and `host_time`
+and `component_modules`) and `executor_profile` parts of any-to-any models; `server_profile` and `load_probes`
 servers.
 """

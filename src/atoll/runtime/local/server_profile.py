@@ -29,6 +29,7 @@ from atoll.core.rng import stream
 from atoll.plan.cluster import NodeProfile
 from atoll.runtime.http.http_client import FetchError, stream_lines
 from atoll.runtime.local.layer_profile import RangeTable, profile_of
+from atoll.runtime.local.load_probes import Answered, AskWords
 
 _VOCABULARY = (1000, 30_000)
 _ANSWER_S = 600.0
@@ -147,40 +148,73 @@ def count_tokens(piece: dict[str, Any], before: int) -> int:
 
 def completions_client(url: str, model: str, seed: int = 0) -> AskTokens:
     """Return how to ask the server at `url`; what is wrong with it is an InputError."""
-    host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
-    if not url.startswith("http://") or not host or not port.isdecimal():
-        raise InputError(f"{url!r} is no address", field="--server", hint="write http://HOST:PORT")
+    check_address(url)
     numbers = iter(range(seed, 1 << 62))
 
     async def ask(prompt: int, tokens: int) -> Arrivals:
         drawn = stream(next(numbers), "probe").integers(*_VOCABULARY, size=prompt).tolist()
-        body = {
-            "model": model,
-            "prompt": drawn,
-            "max_tokens": tokens,
-            "min_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            # Several tokens may come in one piece; servers that know this say how many.
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
-        times = [time.monotonic()]
-        lines = stream_lines(f"{url.rstrip('/')}/v1/completions", body=body, timeout_s=_ANSWER_S)
-        try:
-            async with contextlib.aclosing(lines):
-                async for line in lines:
-                    if line.startswith(b"data: {"):
-                        count = count_tokens(json.loads(line[6:]), len(times) - 1)
-                        times += [time.monotonic()] * (count - len(times) + 1)
-        except (FetchError, ValueError) as error:
-            raise InputError(f"{url} gives no answer: {error}", field="--server") from error
-        if len(times) - 1 < tokens:
-            raise InputError(
-                f"{len(times) - 1} tokens came one by one where {tokens} were asked for",
-                field="--server",
-                hint="use a server that knows ignore_eos and streams every token",
-            )
-        return times[: tokens + 1]
+        times, _ = await _stream_tokens(url, model, drawn, tokens)
+        return times
 
     return ask
+
+
+def words_client(url: str, model: str) -> AskWords:
+    """Return how to ask the server at `url` in words, which it has to tokenise."""
+    check_address(url)
+
+    async def ask(prompt: str, tokens: int) -> Answered:
+        times, counted = await _stream_tokens(url, model, prompt, tokens)
+        if not counted:
+            raise InputError(
+                f"{url} does not say how many tokens a prompt has",
+                field="--server",
+                hint="use a server that knows stream_options.include_usage",
+            )
+        return Answered(times[0], times[1:], counted)
+
+    return ask
+
+
+def check_address(url: str) -> None:
+    """Raise InputError unless it is the address of a server, as http://HOST:PORT."""
+    host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
+    if not url.startswith("http://") or not host or not port.isdecimal():
+        raise InputError(f"{url!r} is no address", field="--server", hint="write http://HOST:PORT")
+
+
+async def _stream_tokens(
+    url: str, model: str, prompt: str | list[int], tokens: int
+) -> tuple[Arrivals, int]:
+    """Return when each of so many tokens came, and how many tokens the server says that the prompt has."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "min_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        # Several tokens may come in one piece; servers that know this say how many.
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    times, counted = [time.monotonic()], 0
+    lines = stream_lines(f"{url.rstrip('/')}/v1/completions", body=body, timeout_s=_ANSWER_S)
+    try:
+        async with contextlib.aclosing(lines):
+            async for line in lines:
+                if line.startswith(b"data: {"):
+                    piece = json.loads(line[6:])
+                    count = count_tokens(piece, len(times) - 1)
+                    times += [time.monotonic()] * (count - len(times) + 1)
+                    said = (piece.get("usage") or {}).get("prompt_tokens")
+                    counted = said if isinstance(said, int) else counted
+    except (FetchError, ValueError) as error:
+        raise InputError(f"{url} gives no answer: {error}", field="--server") from error
+    if len(times) - 1 < tokens:
+        raise InputError(
+            f"{len(times) - 1} tokens came one by one where {tokens} were asked for",
+            field="--server",
+            hint="use a server that knows ignore_eos and streams every token",
+        )
+    return times[: tokens + 1], counted
