@@ -3,6 +3,13 @@
 The runs in `benchmarks/results/gpu_promise_*.csv` were served by `benchmarks.gpu_promise_serve` on an H200
 with vLLM; `gpu_promise.json` says when, with which versions and commands. Here the plan is made again and its
 simulation compared with them, so that a change of the model that makes it less true is seen on any machine.
+
+Keys with `profiled` are of a second simulation of the same, with an overlay as `atoll profile --server` makes
+one of each server: from its first tokens alone (128 tokens) and from the first run of its lowest rate, never
+from the runs that are judged. A profile would have clients in a closed loop; here they came at random, so
+what was seen of that run is scaled by what the fit's formula says of its means over what the same run takes
+in simulation, three times over. `unprofiled` keys are of the same runs without the overlay, whose constants
+were chosen with all of these runs known.
 """
 
 from __future__ import annotations
@@ -11,17 +18,20 @@ import csv
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.catalog import Catalog
 from benchmarks.hardware.gpu_promise_cases import CASES, SERVICE, SHARES, SYSTEM_TOKENS, Case
 from benchmarks.report import ROOT, Figure, finish, options
 
 if TYPE_CHECKING:
+    from atoll.catalog.measured_servers import MeasuredServer
+    from atoll.perf.server_fit import ServerLoad
     from atoll.workload.requests import PrefixBlocks
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -29,6 +39,9 @@ HELD_SHARES = (0.5, 0.8)
 """Rates at which bars hold; at the planned rate itself a queue amplifies what is off."""
 Floats = NDArray[np.float64]
 _BLOCK_TOKENS = 512
+PROFILED_SHARE = 0.5
+"""The rate, as a share of the planned one, that profiles are made of."""
+_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,12 @@ class Run:
     served: Seen
     simulated: Seen
     server: int = 0
+    profiled: Seen | None = None
+
+    def profiled_error(self, name: str) -> float:
+        """Return by how many per cent the mean simulated with a profile is above the served one."""
+        assert self.profiled is not None
+        return replace(self, simulated=self.profiled).error(name, None)
 
     def error(self, name: str, percentile: float | None) -> float:
         """Return by how many per cent the simulated mean or percentile is above the served one."""
@@ -75,30 +94,69 @@ class Run:
         return self.simulated.kept(self.case) - self.served.kept(self.case)
 
 
-def read_runs(results: Path = RESULTS) -> Iterator[Run]:
-    """Simulate what was served, case by case."""
+def read_runs(results: Path = RESULTS, *, profiled: bool = False) -> Iterator[Run]:
+    """Simulate what was served, case by case; with `profiled` once more with profiles of the servers."""
+    meta = json.loads((results / "gpu_promise.json").read_text())
+    servers: dict[str, MeasuredServer] = {}
+    used: set[tuple[str, float]] = set()
     for case in CASES.values():
         paths = (results / f"{name}.csv" for name in case.files)
         for number, path in enumerate(path for path in paths if path.is_file()):
-            yield from _runs(case, path, number)
+            served = _Served(case, path)
+            name = path.stem.removeprefix("gpu_promise_")
+            # Cases with one server have one profile; a part of a GPU or of a pair has none.
+            key = name if number else case.server
+            if profiled and case.shares == 1 and key not in servers:
+                alone = meta["cases"].get(name, {}).get("gateway")
+                servers[key] = _profile(served, alone and alone["through_ms"] * 1e-3)
+                used.add((name, PROFILED_SHARE))
+            for share in SHARES:
+                seen = served.seen(share)
+                if seen is None:
+                    continue
+                judged = key in servers and (name, share) not in used
+                again = served.simulate(share, servers[key]) if judged else None
+                yield Run(case, share, seen, served.simulate(share), number, again)
 
 
-def _runs(case: Case, path: Path, number: int) -> Iterator[Run]:
-    from atoll import Fleet
-    from atoll.sim.api import simulate
-    from atoll.workload.requests import Requests
+class _Served:
+    """What was served of a case, and simulations of the same."""
 
-    with tempfile.TemporaryDirectory() as folder:
-        fleet_file = Path(folder, "fleet.yaml")
-        fleet_file.write_text(case.fleet)
-        fleet = Fleet.load(fleet_file)
-        plan = fleet.plan()
-    with path.open() as stream:
-        rows = list(csv.DictReader(stream))
-    for share in SHARES:
-        run = [row for row in rows if case.share(row) == share]
+    def __init__(self, case: Case, path: Path) -> None:
+        from atoll import Fleet
+
+        self.case = case
+        with tempfile.TemporaryDirectory() as folder:
+            fleet_file = Path(folder, "fleet.yaml")
+            fleet_file.write_text(case.fleet)
+            self._fleet = Fleet.load(fleet_file)
+            self._plan = self._fleet.plan()
+        with path.open() as stream:
+            self._rows = list(csv.DictReader(stream))
+
+    def _run(self, share: float) -> list[dict[str, str]]:
+        return [row for row in self._rows if self.case.share(row) == share]
+
+    def seen(self, share: float) -> Seen | None:
+        """Return what clients saw at a share of the planned rate."""
+        run = self._run(share)
+        answered = [row for row in run if not row["error"]]
         if not run:
-            continue
+            return None
+        return Seen(
+            np.array([float(row["ttft_ms"]) for row in answered]),
+            np.array([float(row["tpot_ms"]) for row in answered]),
+            len(run) - len(answered),
+        )
+
+    def simulate(self, share: float, server: MeasuredServer | None = None) -> Seen:
+        """Return what clients see in simulation, with a profile or without one."""
+        from atoll.sim.api import simulate
+        from atoll.workload.requests import Requests
+
+        run, problem = self._run(share), self._fleet.problem
+        if server is not None:
+            problem = problem.replace(overlays=({"servers": [server.entry()]},))
         zeros = np.zeros(len(run), dtype=np.int16)
         requests = Requests(
             arrival_s=np.array([float(row["arrival_s"]) for row in run]),
@@ -107,18 +165,67 @@ def _runs(case: Case, path: Path, number: int) -> Iterator[Run]:
             input=np.array([int(row["input"]) for row in run], dtype=np.int32),
             output=np.array([int(row["output"]) for row in run], dtype=np.int32),
             models=(SERVICE,),
-            prefix=_systems(case, len(run)) if case.systems else None,
+            prefix=_systems(self.case, len(run)) if self.case.systems else None,
         )
-        report = simulate(plan, fleet.problem, fleet.catalog, requests)
-        columns = report.requests
-        answered = [row for row in run if not row["error"]]
-        served = Seen(
-            np.array([float(row["ttft_ms"]) for row in answered]),
-            np.array([float(row["tpot_ms"]) for row in answered]),
-            len(run) - len(answered),
+        columns = simulate(self._plan, problem, problem.catalog(), requests).requests
+        return Seen(1e3 * columns.ttft_s, 1e3 * columns.tpot_s)
+
+    def load(self, share: float, seen: Seen) -> ServerLoad:
+        """Return a run as a load: as many requests at a time as there were by Little's law."""
+        from atoll.perf.server_fit import ServerLoad
+
+        run = [row for row in self._run(share) if not row["error"]]
+        arrival_s, read, written = (
+            np.array([float(row[name]) for row in run]) for name in ("arrival_s", "input", "output")
         )
-        simulated = Seen(1e3 * columns.ttft_s, 1e3 * columns.tpot_s)
-        yield Run(case, share, served, simulated, number)
+        stay_s = 1e-3 * (seen.ttft_ms + (written - 1.0) * seen.tpot_ms)
+        running = max(1.0, float(stay_s.sum() / np.ptp(arrival_s)))
+        # System prompts are found in the cache, but for the first of each.
+        cached = SYSTEM_TOKENS if self.case.systems else 0
+        return ServerLoad(
+            running,
+            float(read.mean()) - cached,
+            float(written.mean()),
+            1e-3 * float(seen.ttft_ms.mean()),
+            1e-3 * float(seen.tpot_ms.mean()),
+            varied=True,
+        )
+
+
+def _profile(served: _Served, alone_s: float | None) -> MeasuredServer:
+    """Return the server that explains the lowest rate, and first tokens alone where they were measured."""
+    from atoll.perf.server_fit import ServerLoad, fit_server
+    from atoll.perf.step import analytic
+
+    case, catalog = served.case, Catalog.default()
+    spec, node = catalog.model(case.model).llm, catalog.node(case.node)
+    seen = served.seen(PROFILED_SHARE)
+    assert seen is not None
+    measured = served.load(PROFILED_SHARE, seen)
+    alone = [ServerLoad(1.0, 128.0, 8.0, alone_s, None)] if alone_s else []
+    server: MeasuredServer | None = None
+    for _ in range(_TURNS):
+        simulated = served.load(PROFILED_SHARE, served.simulate(PROFILED_SHARE, server))
+        gpu = replace(node.gpu, servers=() if server is None else (server,))
+        steps = analytic(spec, replace(node, gpu=gpu), tp=1, engine=case.engine)
+        ttft_s, tpot_s = simulated.predict(steps)
+        assert measured.tpot_s
+        assert simulated.tpot_s
+        scaled = replace(
+            measured,
+            ttft_s=measured.ttft_s * ttft_s / simulated.ttft_s,
+            tpot_s=measured.tpot_s * tpot_s / simulated.tpot_s,
+        )
+        server = fit_server(
+            [*alone, scaled],
+            *(spec, node),
+            tp=1,
+            engine=case.engine,
+            model=case.model,
+            date="2026-11-18",
+        ).server
+    assert server is not None
+    return server
 
 
 def _systems(case: Case, requests: int) -> PrefixBlocks:
@@ -134,7 +241,7 @@ def _systems(case: Case, requests: int) -> PrefixBlocks:
 def main() -> None:
     """Print the table and the figures."""
     options(__doc__ or "")
-    runs = list(read_runs())
+    runs = list(read_runs(profiled=True))
     print("served / simulated, ms")
     columns = {"share": 5, "kept %": 13, "TTFT mean": 15, "p95": 15, "TPOT mean": 13, "p95 ": 13}
     print("case      " + " ".join(name.rjust(width) for name, width in columns.items()))
@@ -150,11 +257,22 @@ def main() -> None:
                 digits = 1 if name == "ttft_ms" else 2
                 cells.append(f"{pair[0]:.{digits}f} / {pair[1]:.{digits}f}".rjust(width))
         kept = f"{run.served.kept(run.case):.1f} / {run.simulated.kept(run.case):.1f}"
+        if run.profiled is not None:
+            off = (f"{run.profiled_error(name):+.1f}" for name in ("ttft_ms", "tpot_ms"))
+            cells.append(f"  profiled {' / '.join(off)} %")
         print(f"{run.case.name:9s} {run.share:5g} {kept:>13s} " + " ".join(cells))
     held = [run for run in runs if run.share in HELD_SHARES]
 
     def worst(name: str, percentile: float | None) -> float:
         return max(abs(run.error(name, percentile)) for run in held)
+
+    judged = [run for run in held if run.profiled is not None]
+
+    def mean(name: str, *, profiled: bool) -> float:
+        errors = [
+            abs(run.profiled_error(name) if profiled else run.error(name, None)) for run in judged
+        ]
+        return sum(errors) / len(errors)
 
     meta = json.loads((RESULTS / "gpu_promise.json").read_text())
     added = [case["gateway"]["added_ms"] for case in meta["cases"].values() if "gateway" in case]
@@ -166,6 +284,10 @@ def main() -> None:
             Figure("tpot_err_p95", worst("tpot_ms", 95.0), 10.0, "%"),
             Figure("ttft_err_mean", worst("ttft_ms", None), 15.0, "%"),
             Figure("ttft_err_p95", worst("ttft_ms", 95.0), 20.0, "%"),
+            Figure("profiled_tpot_err_mean", mean("tpot_ms", profiled=True), 5.0, "%"),
+            Figure("profiled_ttft_err_mean", mean("ttft_ms", profiled=True), 10.0, "%"),
+            Figure("unprofiled_tpot_err_mean", mean("tpot_ms", profiled=False), None, "%"),
+            Figure("unprofiled_ttft_err_mean", mean("ttft_ms", profiled=False), None, "%"),
             Figure("errors", sum(run.served.errors for run in runs), 0.0),
             Figure("gateway_added_ms", max(added), 6.0, "at the first token, ms"),
         ],

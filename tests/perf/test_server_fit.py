@@ -104,7 +104,7 @@ def test_clients_in_step_say_little_of_first_tokens() -> None:
 
 def test_a_load_without_further_tokens_is_of_its_first_one() -> None:
     (only,) = fit([ServerLoad(1.0, 128.0, 1.0, 0.03, None)]).judged
-    assert only.what == "1 clients, 128x1"
+    assert only.what == "1 client, 128x1"
     assert only.after_s == pytest.approx(0.03, rel=0.05)
 
 
@@ -120,7 +120,7 @@ def test_a_token_takes_a_step_and_its_share_of_prompts() -> None:
 
 
 def test_what_is_another_server_is_refused() -> None:
-    with pytest.raises(InputError, match="not like what is predicted"):
+    with pytest.raises(InputError, match="and no factors and times"):
         fit([replace(load, ttft_s=300.0, tpot_s=5.0) for load in loads_of(TRUTH)])
     with pytest.raises(UsageError, match="share of a GPU"):
         fit(loads_of(TRUTH), node_type("H200/2:1"))

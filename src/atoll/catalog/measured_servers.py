@@ -56,12 +56,13 @@ class MeasuredServer:
             "node": f"{self.gpu}:{self.tp}",
             "engine": self.engine_name,
             "date": self.date,
-            **{name: getattr(self, name) for name in ("compute", "memory", "launch")},
+            **{name: float(f"{getattr(self, name):.4g}") for name in RATIOS},
             **{name: _write_seconds(getattr(self, f"{name}_s")) for name in HOST_TIMES},
             **{name: float(f"{getattr(self, name):.3g}") for name in ERRORS},
         }
 
 
+RATIOS = ("compute", "memory", "launch")
 HOST_TIMES = ("step", "sequence", "request", "tokenize", "stream")
 ERRORS = ("error", "first_token_error")
 

@@ -39,6 +39,7 @@ def profile_server(options: ProfileSettings, url: str, model: str) -> None:
     from atoll.engines.table import profile_engine
     from atoll.perf.server_fit import fit_server
     from atoll.runtime.local.load_probes import LoadProbes
+    from atoll.runtime.local.server_profile import check_address
 
     if options.out is not None:
         check_target(options.out, (".yaml", ".yml"))
@@ -46,11 +47,19 @@ def profile_server(options: ProfileSettings, url: str, model: str) -> None:
     spec, node = catalog.model(model), catalog.node(options.node_type)
     if options.engine is not None:
         profile_engine(options.engine)
-    served = asyncio.run(_look(url, options))
+    if node.gpu.shares > 1:
+        raise UsageError(
+            "a server on a share of a GPU says nothing of others",
+            field="--as",
+            hint=f"measure it on a whole {node.gpu.whole.name}",
+        )
     probes = LoadProbes(
         prompts=read_counts(options.prompts, "--prompts"),
         clients=read_counts(options.clients, "--clients"),
+        answer=options.answer,
     )
+    check_address(url)
+    served = asyncio.run(_look(url, options))
     loads = asyncio.run(_measure(url, served, probes, options.deadline))
     fit = fit_server(
         loads,
@@ -100,26 +109,36 @@ async def _measure(
     from atoll.runtime.local.server_profile import words_client
 
     begun_s = time.monotonic()
+    loads: list[ServerLoad] = []
+    alone = 0
     ask: AskWords = words_client(url, served.name)
     words = Words(seed=time.time_ns())
     try:
         async with asyncio.timeout(deadline_s):
             with bar("alone", 1.0) as say:
-                alone = await measure_alone(ask, words, probes, say)
+                loads += await measure_alone(ask, words, probes, say)
+            alone = len(loads)
             spent_s = time.monotonic() - begun_s
-            fitting = probes.within(alone, 0.8 * (deadline_s - spent_s))
-            about = format_duration(max(1.0, round(fitting.seconds(alone))))
-            note(f"{max(fitting.clients)} clients at a time and fewer; this takes about {about}")
+            fitting = probes.within(loads, 0.7 * (deadline_s - spent_s))
+            about_s = max(1.0, fitting.seconds(loads))
+            note(
+                f"{', '.join(map(str, fitting.clients))} clients at a time, with answers of"
+                f" {fitting.answer} tokens: this takes about {about_s:.0f} s"
+            )
             with bar("at a time", 1.0) as say:
-                return alone + await measure_loops(ask, words, fitting, say)
+                async for load in measure_loops(ask, words, fitting, say):
+                    loads.append(load)
     except TimeoutError:
-        raise InputError(
-            f"not done after {format_duration(deadline_s)}",
-            field="--deadline",
-            hint="give more time, or fewer --clients and shorter --prompts",
-        ) from None
+        if len(loads) == alone:
+            raise InputError(
+                f"not done after {format_duration(deadline_s)}",
+                field="--deadline",
+                hint="give more time, or fewer --clients and shorter --prompts",
+            ) from None
+        note(f"out of time: more than {loads[-1].clients:.0f} clients were not measured")
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
+    return loads
 
 
 def read_counts(text: str, field: str) -> tuple[int, ...]:
@@ -180,7 +199,11 @@ def add_server(path: Path, fit: ServerFit) -> None:
         raise InputError("not an overlay", path=path, hint="name another file")
     added = text + ("" if "servers" in known else "servers:\n") + entry
     listed = [*(known.get("servers") or ()), fit.server.entry()]
-    if yaml.safe_load(added) != {**known, "servers": listed}:
+    try:
+        is_added = yaml.safe_load(added) == {**known, "servers": listed}
+    except yaml.YAMLError:
+        is_added = False
+    if not is_added:
         raise InputError(
             "a server can be added where `servers` is the last section, as a list without indents",
             path=path,

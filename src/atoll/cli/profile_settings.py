@@ -47,6 +47,9 @@ class ProfileSettings(VerbSettings):
     tp: int | None = _of_servers(None, "GPUs over which it splits layers.", ge=1)
     prompts: str = _of_servers("128,512,2048", "Tokens of prompts that are sent alone.")
     clients: str = _of_servers("4,16,64", "Clients that ask at a time, one number after the other.")
+    answer: int = _of_servers(
+        256, "Tokens of the answers that they get, in the mean.", ge=4, le=65536
+    )
     deadline: Duration = _of_servers("4min", "The longest that it may take.", gt=0)
     overlay: tuple[Path, ...] = overlay_field()
     component: str | None = _of_components(

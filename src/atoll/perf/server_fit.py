@@ -20,6 +20,7 @@ from atoll.catalog.measured_servers import MeasuredServer
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, UsageError
+from atoll.core.units import format_duration
 from atoll.engines.limits import EngineLimits, HostTime
 from atoll.engines.profile import EngineProfile
 from atoll.engines.table import EngineChoice
@@ -39,6 +40,8 @@ _ALONE = 1.5
 _ALONE_OFF, _VARIED_OFF, _IN_STEP_OFF = (0.04, 0.02), (0.08, 0.03), (0.5, 0.08)
 """How far times to the first token and per further one are from what formulas say of them, as relative
 deviations: of a client alone, of clients with answers of all lengths, and of those that go in step."""
+_SAYS = 0.3
+"""Times that are further off than this say nothing of an error that is left."""
 _KERNELS_OFF = 0.1
 """How far arithmetic and memory of a server are at least from what single operators showed."""
 FIRST_TOKEN, PER_TOKEN = "first token", "per token"
@@ -83,7 +86,8 @@ class ServerLoad:
     @property
     def text(self) -> str:
         """What was measured."""
-        return f"{self.clients:.3g} clients, {self.input_tokens:,.0f}x{self.output_tokens:,.0f}"
+        clients = f"{self.clients:.3g} clients" if self.clients >= _ALONE else "1 client"
+        return f"{clients}, {self.input_tokens:,.0f}x{self.output_tokens:,.0f}"
 
     @property
     def off(self) -> tuple[float, float]:
@@ -229,8 +233,10 @@ def fit_server(
         max(*factors, float(np.median(slower))) > MAX_FACTOR
         or float(np.median(np.abs(after - known))) > _NOT_LIKE
     ):
+        seen_s, expected_s = (float(np.median(np.exp(some))) for some in (known, before))
         raise InputError(
-            "the server is not like what is predicted, whatever its host takes",
+            f"the server takes {format_duration(seen_s)} (median of what was seen) where"
+            f" {format_duration(expected_s)} are predicted, and no factors and times of a host explain it",
             hint="check the model, the node and the engine that are named",
         )
     judged = tuple(
@@ -240,7 +246,13 @@ def fit_server(
     server = replace(
         server,
         error=max(_MIN_ERROR, _spread(judged, PER_TOKEN)),
-        first_token_error=max(_MIN_FIRST_TOKEN_ERROR, _spread(judged, FIRST_TOKEN)),
+        # What clients in step see of first tokens says nothing of those in service.
+        first_token_error=max(
+            _MIN_FIRST_TOKEN_ERROR,
+            _spread(
+                [one for one, off in zip(judged, sure, strict=True) if off < _SAYS], FIRST_TOKEN
+            ),
+        ),
     )
     return ServerFit(server, judged)
 

@@ -208,8 +208,8 @@ class AnalyticStepModel:
         return engine_limit(self.engine, phase)
 
     def measures_host(self, phase: Phase) -> bool:  # noqa: ARG002
-        """Return False: the host time is the engine profile's."""
-        return False
+        """Return whether the engine profile's host time was measured on a server."""
+        return self.engine.measured is not None
 
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step with this batch."""

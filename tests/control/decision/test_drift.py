@@ -41,8 +41,23 @@ def test_one_that_drifts_is_named_with_the_command(factor: float) -> None:
     assert found.is_large
     assert found.share == pytest.approx(factor - 1.0)
     assert f"({factor - 1.0:+.0%})" in found.text()
-    command = "atoll perf calibrate RESULT.json --model llama-3.1-8b --node H200:1 --engine vllm"
+    command = (
+        "atoll profile --server URL --name llama-3.1-8b --as H200:1 --engine vllm -o measured.yaml"
+    )
     assert command in found.text()
+
+
+def test_a_server_that_was_measured_is_what_it_is_compared_with() -> None:
+    server = {
+        "model": "llama-3.1-8b", "node": "H200:1", "engine": "vllm", "date": "2026-11-18",
+        "memory": 1.5, "compute": 1.5, "step": 0, "sequence": 0, "request": 0, "tokenize": 0,
+        "stream": 0, "error": 0.05, "first_token_error": 0.1,
+    }  # fmt: skip
+    measured = OWN.replace(overlays=({"servers": [server]},))
+    before, after = (find_drift(PACE, [WHOLE], [WAY], one) for one in (OWN, measured))
+    assert before is not None
+    assert after is not None
+    assert after.predicted_s == pytest.approx(1.5 * before.predicted_s, rel=0.03)
 
 
 def test_what_cannot_be_compared_is_left_alone() -> None:

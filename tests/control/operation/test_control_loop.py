@@ -411,7 +411,7 @@ def test_a_service_that_drifts_is_named_once_and_once_when_it_does_not_any_more(
         world.pass_time(30.0)
         own.turn()
     (drift,) = notes()[before:]
-    assert "atoll perf calibrate" in drift
+    assert "atoll profile --server URL" in drift
     found = re.search(r"where ([\d.]+) ms are predicted", drift)
     assert found is not None
     world.token_s = float(found[1]) * 1e-3

@@ -44,9 +44,9 @@ class Drift:
         served, predicted = self.served_s * 1e3, self.predicted_s * 1e3
         return (
             f"{self.service}: tokens take {served:.1f} ms where {predicted:.1f} ms are predicted"
-            f" ({self.share:+.0%}); measure a server with vLLM's bench, GuideLLM or aiperf, then: atoll perf"
-            f" calibrate RESULT.json --model {self.model} --node {self.node_type} --engine {self.engine}"
-            " -o constants.yaml"
+            f" ({self.share:+.0%}); measure a server that nobody uses meanwhile, and plan with --overlay"
+            f" measured.yaml: atoll profile --server URL --name {self.model} --as {self.node_type} --engine"
+            f" {self.engine} -o measured.yaml"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from atoll.catalog.catalog import Catalog
 from atoll.core.units import format_bandwidth, format_duration, format_throughput, pluralize
 from atoll.plan.cluster_profiles import cluster_of
+from atoll.plan.measured_service import describe_measured
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.proof import binding_reasons, proof_of
@@ -54,6 +55,7 @@ def gather_cluster_plan(
         "cards": _list_figures(plan, problem),
         "placements": list(_draw_placements(plan, problem, catalog)),
         "unrun": list_unrun(plan, problem, catalog),
+        "measured": describe_measured(problem, catalog, plan.instances),
         "reasons": "; ".join(binding_reasons(plan)),
         "notes": plan.notes,
         "unused": describe_unused(plan, problem),

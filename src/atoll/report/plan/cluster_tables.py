@@ -12,6 +12,7 @@ from atoll.core.units import format_share, format_throughput, pluralize
 from atoll.engines.table import find_engine
 from atoll.plan.cluster_profiles import cluster_of, is_measured, request_tokens
 from atoll.plan.engine_layout import describe_engine, describe_limits
+from atoll.plan.measured_service import describe_measured
 from atoll.plan.plan import SINK, SOURCE, Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
 from atoll.plan.proof import binding_reasons, proof_of
@@ -195,6 +196,9 @@ def draw_cluster_plan(
         _draw_services(plan, problem),
     ]
     parts += [Text(line) for line in list_unrun(plan, problem, catalog)]
+    parts += [
+        Text(f"Times of {line}.") for line in describe_measured(problem, catalog, plan.instances)
+    ]
     reasons = binding_reasons(plan)
     if reasons:
         parts.append(Text(f"What binds: {'; '.join(reasons)}."))

@@ -16,6 +16,7 @@ from atoll.core.units import (
 )
 from atoll.plan.cost import cost_report
 from atoll.plan.executor_use import executor_use
+from atoll.plan.measured_service import describe_measured
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.proof import binding_reasons, proof_of
@@ -250,6 +251,7 @@ def _list_settings(plan: Plan, problem: Problem) -> list[tuple[str, object]]:
     values = {
         "solver": plan.solver,
         "what binds": "; ".join(binding_reasons(plan)) or None,
+        "times": "; ".join(describe_measured(problem, problem.catalog(), plan.instances)) or None,
         "simulated": "; ".join(n for n in plan.notes if not n.startswith(SAID)) or None,
         "simplicity": next((n.removeprefix(SAID) for n in plan.notes if n.startswith(SAID)), None),
         "budget": None if budget is None else format_price(budget),

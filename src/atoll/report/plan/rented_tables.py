@@ -12,6 +12,7 @@ from atoll.core.units import format_price, format_share, format_throughput, form
 from atoll.plan.cost import cost_report, idle_by_region
 from atoll.plan.engine_layout import describe_engine
 from atoll.plan.footprint import DRAWN, DrawnObjective, PowerUse
+from atoll.plan.measured_service import describe_measured
 from atoll.plan.plan import Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
 from atoll.plan.proof import (
@@ -181,6 +182,8 @@ def draw_rented_plan(
     if compared:
         parts.append(_draw_comparison(plan, problem, compared))
     parts.append(Text(f"{plan.problem_name}: {describe_plan(plan)}", style="bold"))
+    measured = describe_measured(problem, problem.catalog(), plan.instances)
+    parts += [Text(f"Times of {line}.") for line in measured]
     reasons = binding_reasons(plan)
     if reasons and plan.bound is not None and shortage is None:
         parts.append(Text(f"What keeps it from being cheaper: {'; '.join(reasons)}."))

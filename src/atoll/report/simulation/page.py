@@ -47,6 +47,7 @@ def _gather(report: SimReport, problem: Problem) -> dict[str, object]:
     return {
         "title": f"Simulation of {report.plan_name}",
         "headline": describe_run(report),
+        "measured": report.measured,
         "verdicts": judge_run(report, problem),
         "cards": _list_figures(report),
         "promises": list_promises(report, problem),

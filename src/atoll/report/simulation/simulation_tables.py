@@ -60,6 +60,7 @@ def summarize(report: SimReport) -> dict[str, object]:
         "usd": report.usd,
         "usd_per_hour": report.usd_per_hour,
         "usd_per_million_tokens": report.usd_per_million_tokens,
+        "measured": list(report.measured),
         "cpu_s": report.cpu_s,
         "services": [describe_service(service) for service in report.services],
         "nodes": jsonable(report.nodes),
@@ -206,6 +207,7 @@ def draw_simulation(report: SimReport, problem: Problem) -> RenderableType:
     parts: list[RenderableType] = [
         *draw_verdicts(judge_run(report, problem)),
         Text(describe_run(report)),
+        *(Text(f"Times of {line}.") for line in report.measured),
         list_promises(report, problem).draw(),
         *([groups.draw()] if (groups := list_run_groups(report)).rows else []),
         *([list_losses(report).draw()] if report.losses else []),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.core.errors import InputError
@@ -138,34 +138,28 @@ async def measure_alone(
 
 async def measure_loops(
     ask: AskWords, words: Words, probes: LoadProbes, say: Say
-) -> list[ServerLoad]:
-    """Return what clients see, by how many of them there are at a time."""
-    found = []
+) -> AsyncIterator[ServerLoad]:
+    """Yield what clients see, by how many of them there are at a time."""
     for at, count in enumerate(probes.clients):
         say(at / len(probes.clients), f"{count} clients at a time")
         answers = await _loop(ask, words, probes, count)
-        found.append(_load(float(count), answers, statistics.fmean))
-    return found
+        yield _load(float(count), answers, statistics.fmean)
 
 
 async def _loop(ask: AskWords, words: Words, probes: LoadProbes, count: int) -> list[Answered]:
     """Run a closed loop; returns answers that began and ended while all clients were at work."""
     lengths = stream(words.seed, "answers", str(count))
-    going, counted = set(range(count)), []
+    low, high = (max(2, round(edge * probes.answer)) for edge in _SPREAD)
+    counted: list[Answered] = []
     unready = set(range(count))
 
     async def client(number: int) -> None:
-        done = 0
-        while going:
-            low, high = (max(2, round(edge * probes.answer)) for edge in _SPREAD)
+        while len(counted) < count * probes.rounds:
             counts = not unready
             answer = await ask(words.prompt(probes.prompt), int(lengths.integers(low, high + 1)))
             unready.discard(number)
-            if counts and going:
+            if counts and len(counted) < count * probes.rounds:
                 counted.append(answer)
-                done += 1
-            if done >= probes.rounds:
-                going.discard(number)
 
     async with asyncio.TaskGroup() as clients:
         for number in range(count):
