@@ -230,6 +230,7 @@ def run_of(name: str, requests: int = 40) -> tuple[SimReport, Problem]:
         series=series, link_busy={name: 0.7}, component_busy={name: 0.1}, clock_s=16.0, window_s=16.0,
         finished=requests, dropped=1, rejected=0, retries=2, usd=0.1, usd_per_million_tokens=0.5, cpu_s=1.0,
         losses=(KeptThroughLoss(name, 4.0, (name,), True, 1.0, 0.5, None),),
+        measured=(),
     )  # fmt: skip
     return report, problem
 

@@ -157,7 +157,7 @@ class ServerFit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Free:
+class _Moved:
     """A field of `MeasuredServer` that the fit may move in log space, from at least `floor` by about `off`.
 
     None: by what the GPU's constants may be off.
@@ -169,14 +169,14 @@ class _Free:
 
 
 _FREE = (
-    _Free("compute", None, 1.0),
-    _Free("memory", None, 1.0),
-    _Free("launch", 0.5, 1.0),
-    _Free("step_s", 1.0, 20e-6),
-    _Free("sequence_s", 1.0, 1e-6),
-    _Free("request_s", 1.0, 1e-3),
-    _Free("tokenize_s", 0.7, 0.5e-6),
-    _Free("stream_s", 1.0, 10e-6),
+    _Moved("compute", None, 1.0),
+    _Moved("memory", None, 1.0),
+    _Moved("launch", 0.5, 1.0),
+    _Moved("step_s", 1.0, 20e-6),
+    _Moved("sequence_s", 1.0, 1e-6),
+    _Moved("request_s", 1.0, 1e-3),
+    _Moved("tokenize_s", 0.7, 0.5e-6),
+    _Moved("stream_s", 1.0, 10e-6),
 )
 
 

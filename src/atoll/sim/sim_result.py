@@ -218,7 +218,7 @@ class SimReport(RequestTable):
     usd_per_million_tokens: float | None
     cpu_s: float
     losses: tuple[KeptThroughLoss, ...]
-    measured: tuple[str, ...] = ()
+    measured: tuple[str, ...]
 
     @cached_property
     def attainment(self) -> float | None:

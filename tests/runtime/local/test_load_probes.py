@@ -14,7 +14,7 @@ from atoll.perf.server_fit import ServerLoad
 from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response
 from atoll.runtime.http.http_server import Request
 from atoll.runtime.local.load_probes import (
-    Answered,
+    ProbeAnswer,
     LoadProbes,
     Words,
     measure_alone,
@@ -36,7 +36,7 @@ class SteppingServer:
         self._running: list[tuple[int, list[float], asyncio.Event]] = []
         self._stepping: asyncio.Task[None] | None = None
 
-    async def ask(self, prompt: str, tokens: int) -> Answered:
+    async def ask(self, prompt: str, tokens: int) -> ProbeAnswer:
         self.prompts.append(prompt)
         counted = PER_WORD * len(prompt.split())
         alone, sent_s = not self._running, self.now_s
@@ -47,7 +47,7 @@ class SteppingServer:
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.create_task(self._step())
         await done.wait()
-        return Answered(sent_s, came_s, counted)
+        return ProbeAnswer(sent_s, came_s, counted)
 
     async def _step(self) -> None:
         await asyncio.sleep(0)

@@ -27,7 +27,7 @@ _GROWTH = 32.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ProbeAnswer:
     """An answer: when it was asked for and each of its tokens came; `prompt_tokens` by the server."""
 
     sent_s: float
@@ -45,7 +45,7 @@ class Answered:
         return (self.came_s[-1] - self.came_s[0]) / max(1, len(self.came_s) - 1)
 
 
-AskWords = Callable[[str, int], Coroutine[None, None, Answered]]
+AskWords = Callable[[str, int], Coroutine[None, None, ProbeAnswer]]
 """Ask for an answer of exactly so many tokens to a prompt."""
 Say = Callable[[float, str], None]
 """Takes the share that is done and what is being done."""
@@ -146,11 +146,11 @@ async def measure_loops(
         yield _load(float(count), answers, statistics.fmean)
 
 
-async def _loop(ask: AskWords, words: Words, probes: LoadProbes, count: int) -> list[Answered]:
+async def _loop(ask: AskWords, words: Words, probes: LoadProbes, count: int) -> list[ProbeAnswer]:
     """Run a closed loop; returns answers that began and ended while all clients were at work."""
     lengths = stream(words.seed, "answers", str(count))
     low, high = (max(2, round(edge * probes.answer)) for edge in _SPREAD)
-    counted: list[Answered] = []
+    counted: list[ProbeAnswer] = []
     unready = set(range(count))
 
     async def client(number: int) -> None:
@@ -168,7 +168,7 @@ async def _loop(ask: AskWords, words: Words, probes: LoadProbes, count: int) -> 
 
 
 def _load(
-    clients: float, answers: Sequence[Answered], mean: Callable[[Sequence[float]], float]
+    clients: float, answers: Sequence[ProbeAnswer], mean: Callable[[Sequence[float]], float]
 ) -> ServerLoad:
     return ServerLoad(
         clients,

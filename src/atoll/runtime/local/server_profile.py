@@ -29,7 +29,7 @@ from atoll.core.rng import stream
 from atoll.plan.cluster import NodeProfile
 from atoll.runtime.http.http_client import FetchError, stream_lines
 from atoll.runtime.local.layer_profile import RangeTable, profile_of
-from atoll.runtime.local.load_probes import Answered, AskWords
+from atoll.runtime.local.load_probes import ProbeAnswer, AskWords
 
 _VOCABULARY = (1000, 30_000)
 _ANSWER_S = 600.0
@@ -163,7 +163,7 @@ def words_client(url: str, model: str) -> AskWords:
     """Return how to ask the server at `url` in words, which it has to tokenise."""
     check_address(url)
 
-    async def ask(prompt: str, tokens: int) -> Answered:
+    async def ask(prompt: str, tokens: int) -> ProbeAnswer:
         times, counted = await _stream_tokens(url, model, prompt, tokens)
         if not counted:
             raise InputError(
@@ -171,7 +171,7 @@ def words_client(url: str, model: str) -> AskWords:
                 field="--server",
                 hint="use a server that knows stream_options.include_usage",
             )
-        return Answered(times[0], times[1:], counted)
+        return ProbeAnswer(times[0], times[1:], counted)
 
     return ask
 
