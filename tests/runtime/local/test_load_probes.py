@@ -14,8 +14,8 @@ from atoll.perf.server_fit import ServerLoad
 from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response
 from atoll.runtime.http.http_server import Request
 from atoll.runtime.local.load_probes import (
-    ProbeAnswer,
     LoadProbes,
+    ProbeAnswer,
     Words,
     measure_alone,
     measure_loops,

@@ -29,7 +29,7 @@ from atoll.core.rng import stream
 from atoll.plan.cluster import NodeProfile
 from atoll.runtime.http.http_client import FetchError, stream_lines
 from atoll.runtime.local.layer_profile import RangeTable, profile_of
-from atoll.runtime.local.load_probes import ProbeAnswer, AskWords
+from atoll.runtime.local.load_probes import AskWords, ProbeAnswer
 
 _VOCABULARY = (1000, 30_000)
 _ANSWER_S = 600.0
