@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 def find_servers(
     problem: Problem, catalog: Catalog, instances: Iterable[Instance]
 ) -> dict[tuple[str, str], MeasuredServer | None]:
-    """Return by service and kind of node the server that predictions rest on, None for none."""
+    """Return by service and kind of node the server that predictions rest on, None for none.
+
+    Empty where no server was measured.
+    """
     found: dict[tuple[str, str], MeasuredServer | None] = {}
+    if not any(gpu.servers for gpu in catalog.gpus.values()):
+        return found
     for instance in instances:
         service = problem.service(instance.service)
         # Profiles of nodes of a cluster are curves, and nothing is predicted.
