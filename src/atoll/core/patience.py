@@ -14,7 +14,7 @@ _TIMES = 3.0
 """Delays that come after one another are rarely more than so many times the longest of them."""
 _HALF_S = 20.0
 """After this long half of a delay is forgotten."""
-_MAX_S = 30.0
+MAX_EXTRA_S = 30.0
 """No more than this is added to a limit: what is dead is found, however busy the machine is."""
 _FORGET_S = 600.0
 """A peer that was not heard of for so long is unknown."""
@@ -92,7 +92,7 @@ class Patience:
         """Return how much longer than otherwise a peer may be silent."""
         of_peer = self._peers.get(peer)
         delay_s = self._here.at(now_s) + (0.0 if of_peer is None else of_peer.at(now_s))
-        return min(_TIMES * delay_s, _MAX_S)
+        return min(_TIMES * delay_s, MAX_EXTRA_S)
 
     def is_silent(self, peer: str, heard_s: float, limit_s: float, now_s: float) -> bool:
         """Whether a peer that was heard last at a time is silent for longer than a limit, in seconds."""

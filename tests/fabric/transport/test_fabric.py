@@ -14,9 +14,10 @@ from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import Access
 from atoll.fabric.registry.peers import Load
 from atoll.fabric.registry.records import Metadata, NodeService, SessionState
+from atoll.fabric.transport import silent_links
 from atoll.fabric.transport.fabric import Fabric, Peer
 from atoll.fabric.transport.hub import Hub, hub_options
-from atoll.fabric.transport.link import UnreachableError
+from atoll.fabric.transport.link import FabricLink, UnreachableError
 from tests.fabric.transport.site import SETTINGS, Scenario, Site, free_port, two_hubs, until
 
 
@@ -53,6 +54,37 @@ def test_members_see_each_other_come_change_and_go(run: Scenario) -> None:
         assert a.peer(b.sid).state is SessionState.LEFT  # type: ignore[union-attr]
 
     run(scenario)
+
+
+def test_a_member_whose_link_is_silent_is_cut_off_and_comes_back(
+    run: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection stays open: the hub goes by what the kernel says, with whoever it says it of."""
+
+    async def scenario(site: Site) -> None:
+        a, b = await site.join(site.issue("a")), await site.join(site.issue("b"))
+        await until(lambda: names(a) == {"b/x": "SERVING"})
+        hub = site.hubs[0].fabric._link
+        await until(lambda: {a._link.id, b._link.id} <= hub._silent._heard_s.keys())
+        heard: list[str] = []
+        a.listeners.append(lambda kind, peer: heard.append(f"{kind} {peer.name}"))
+        silent = {ends[1] for ends, peer in _links_of(hub) if peer == b._link.id}
+        age_s = silent_links.data_age_s
+
+        def frozen(descriptor: int) -> float | None:
+            ends = {d: there for (_, there), d in hub._silent._descriptors.items()}
+            return 60.0 if ends.get(descriptor) in silent else age_s(descriptor)
+
+        monkeypatch.setattr(silent_links, "data_age_s", frozen)
+        await until(lambda: "down b/x" in heard)
+        await until(lambda: names(a) == {"b/x": "SERVING"})
+        assert hub._silent.cut == 1
+
+    run(scenario)
+
+
+def _links_of(link: FabricLink) -> list[tuple[tuple[str, str], str]]:
+    return [((each.src, each.dst), str(each.zid)) for each in link._session.info.links()]
 
 
 def test_a_listener_that_fails_stops_nobody(run: Scenario) -> None:

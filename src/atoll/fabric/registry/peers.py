@@ -29,8 +29,6 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Share of the cache in use, 0 to 1."""
     at_s: float = 0.0
     """When it was taken, Unix time by the sender's clock."""
-    late_s: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
-    """How long the sender waited for a core at most, lately."""
 
 
 _decode = msgspec.msgpack.Decoder(Load).decode

@@ -63,25 +63,36 @@ class LinkEvictor:
 
 def cut_link(here: str, there: str) -> int:
     """Close the connection between two addresses, `tls/host:port`, and return how many there were."""
-    wanted = (_end(here), _end(there))
-    found = 0
+    found = open_connections([(here, there)])
+    for descriptor in found.values():
+        connection = socket.socket(fileno=descriptor)
+        # It may have ended by itself.
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.detach()  # the descriptor stays the transport's own
+    return len(found)
+
+
+def open_connections(links: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Return the descriptors of connections of this process, by the addresses of both ends."""
+    wanted = {(_end(here), _end(there)): (here, there) for here, there in links}
+    found = {}
     for name in os.listdir(_DESCRIPTORS):
         with contextlib.suppress(OSError, ValueError):
-            found += _cut(int(name), wanted)
+            ends = _ends(int(name))
+            if ends in wanted:
+                found[wanted[ends]] = int(name)
     return found
 
 
-def _cut(descriptor: int, wanted: tuple[tuple[str, int], tuple[str, int]]) -> bool:
+def _ends(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-        return False
+        return None
     connection = socket.socket(fileno=descriptor)
     try:
-        if (_end(connection.getsockname()), _end(connection.getpeername())) != wanted:
-            return False
-        connection.shutdown(socket.SHUT_RDWR)
+        return _end(connection.getsockname()), _end(connection.getpeername())
     finally:
-        connection.detach()  # the descriptor stays the transport's own
-    return True
+        connection.detach()
 
 
 def _end(address: str | tuple[Any, ...]) -> tuple[str, int]:

@@ -136,7 +136,7 @@ class Fabric:
         self._shaken_s = -settings.flap_s
         self._is_shaken = False
         self.patience = Patience(_BEAT_S)
-        """How late this member and others are, so that those who wait for a core do not count as gone."""
+        """How late this member, and those at the other ends of its links, are."""
         self._beat: asyncio.TimerHandle | None = None
         self._first_sync = asyncio.Event()
         self._session: list[Declaration] = []
@@ -326,6 +326,7 @@ class Fabric:
 
     def _keep_beating(self) -> None:
         self.patience.tick(self._loop.time())
+        self._link.cut_silent(self.patience)
         self._beat = self._loop.call_later(_BEAT_S, self._keep_beating)
 
     def _declare(self) -> None:
@@ -386,7 +387,6 @@ class Fabric:
             load = decode_load(data)
             if load is not None:
                 self.loads[sid] = load
-                self.patience.tell(sid, load.late_s, self._loop.time())
 
     def _asked(self, question: Question) -> None:
         now_s = time.time()
@@ -423,10 +423,7 @@ class Fabric:
             if held is not None:
                 held.cancel()
             if not up:
-                gone_s = self._loop.time()
-                self._held_back[sid] = self._loop.call_later(
-                    _SETTLE_S, self._token_gone, slot, sid, gone_s
-                )
+                self._held_back[sid] = self._loop.call_later(_SETTLE_S, self._token_gone, slot, sid)
             elif held is not None:  # it may have missed what was said meanwhile
                 # Down and up at once: the registry asks it again, and no listener hears of it.
                 self._registry.token_down(slot, sid, now_s)
@@ -436,18 +433,14 @@ class Fabric:
                 effects += self._registry.token_up(slot, sid, now_s)
         self._do(effects)
 
-    def _token_gone(self, slot: str, sid: str, gone_s: float) -> None:
+    def _token_gone(self, slot: str, sid: str) -> None:
         # When a hub goes, everybody behind it seems to, this member's own token too; most are back as
         # soon as they have found another hub. Only then are others given that time.
-        # So are members whose link was given up because they, or this one, waited for a core.
         now_s = self._loop.time()
-        until_s = max(
-            self._shaken_s + self.settings.flap_s + self.patience.extra_s(_HUBS, now_s),
-            gone_s + self.patience.extra_s(sid, now_s),
-        )
+        until_s = self._shaken_s + self.settings.flap_s + self.patience.extra_s(_HUBS, now_s)
         if until_s > now_s:
             self._held_back[sid] = self._loop.call_later(
-                until_s - now_s, self._token_gone, slot, sid, gone_s
+                until_s - now_s, self._token_gone, slot, sid
             )
             return
         self._held_back.pop(sid, None)

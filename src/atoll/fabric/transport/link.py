@@ -25,12 +25,14 @@ from typing import Any, Generic, TypeVar
 import zenoh
 
 from atoll.core.errors import AtollError
+from atoll.core.patience import Patience
 from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import Access, is_loopback, split_address
 from atoll.fabric.transport.eviction import LinkEvictor
 from atoll.fabric.transport.fabric_settings import FabricSettings
 from atoll.fabric.transport.forward import Forwarder, proxy_for
 from atoll.fabric.transport.panics import CONTAINED
+from atoll.fabric.transport.silent_links import SilentLinks
 from atoll.fabric.transport.zenoh_config import session_config
 
 _T = TypeVar("_T")
@@ -56,8 +58,11 @@ class UnreachableError(AtollError):
 class FabricLink:
     """The session; everything but the inner threads belongs to the loop it was opened in."""
 
-    def __init__(self, session: zenoh.Session, forwarders: Sequence[Forwarder]) -> None:
+    def __init__(
+        self, session: zenoh.Session, forwarders: Sequence[Forwarder], settings: FabricSettings
+    ) -> None:
         self._session = session
+        self._silent = SilentLinks(session, settings)
         self._forwarders = forwarders
         self._loop = asyncio.get_running_loop()
         self._outbox: queue.SimpleQueue[tuple[str, bytes] | Callable[[], object] | None] = (
@@ -117,7 +122,7 @@ class FabricLink:
                 f"no hub answers at {', '.join(access.hubs)} after {settings.connect_s:g} s",
                 hint="is a hub running there, may this machine reach it, is the token its own?",
             ) from error
-        return cls(session, forwarders)
+        return cls(session, forwarders, settings)
 
     @property
     def id(self) -> str:
@@ -130,6 +135,11 @@ class FabricLink:
             self._session, lambda slot: self._call(noticed, slot)
         )
         return self._evictor
+
+    def cut_silent(self, patience: Patience) -> None:
+        """Cut links that say nothing for too long; to be called a few times a lease."""
+        if not self._closed:
+            self._silent.look(patience, self._loop.time())
 
     @property
     def queued(self) -> int:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import Access
 from atoll.fabric.transport.fabric_settings import FabricSettings
+from atoll.fabric.transport.silent_links import KEEP_ALIVES, transport_lease_s
 
 _MAX_MESSAGE_BYTES = 32 * 2**20
 _MAX_SESSIONS = 2 * keys.MAX_SLOTS
@@ -30,11 +31,15 @@ def session_config(
 ) -> zenoh.Config:
     """Return the configuration of a client that dials `endpoints`, or of a hub that listens too."""
     protocol = "tcp" if access.is_open else "tls"
+    lease_s = transport_lease_s(settings)
     transport: dict[str, Any] = {
         "unicast": {"max_sessions": _MAX_SESSIONS, "accept_pending": 1000},
         "link": {
             "protocols": [protocol],
-            "tx": {"lease": round(settings.lease_s * 1000), "keep_alive": 4},
+            "tx": {
+                "lease": round(lease_s * 1000),
+                "keep_alive": round(KEEP_ALIVES * lease_s / settings.lease_s),
+            },
             "rx": {"max_message_size": _MAX_MESSAGE_BYTES},
         },
         "shared_memory": {"enabled": False},

@@ -270,16 +270,30 @@ class Accounts:
         held = self._keys.get(grant.key_id) if grant.key_id is not None else None
         return () if held is None else held.limit_headers(self._clock())
 
-    def opened(self, grant: Grant, request_id: str, model: str, endpoint: str) -> int:
-        """Note that an admitted request begins; return its slot."""
+    def opened(
+        self, grant: Grant, request_id: str, model: str, endpoint: str, *, settled_in: str = ""
+    ) -> int:
+        """Note that an admitted request begins; return its slot.
+
+        `settled_in` is a folder for `settlements`, if another gateway may go on with its stream.
+        """
         held = self._keys.get(grant.key_id) if grant.key_id is not None else None
         try:
             if grant.track:
-                slot = self._journal.open(grant.key_id, request_id, model, endpoint, self._wall())
+                slot = self._journal.open(
+                    grant.key_id,
+                    request_id,
+                    model,
+                    endpoint,
+                    self._wall(),
+                    settled_in=settled_in,
+                )
             else:
                 # Of a key that is not tracked no names are kept, only what its quotas count.
                 counted = grant.key_id if held is not None and held.quotas else None
-                slot = self._journal.open(counted, "", "", "", self._wall(), track=False)
+                slot = self._journal.open(
+                    counted, "", "", "", self._wall(), track=False, settled_in=settled_in
+                )
         except JournalFullError as error:
             if self.on_full_disk == "refuse":
                 raise self._refuse(no_room_error(str(error))) from None
@@ -289,6 +303,10 @@ class Accounts:
             held.running += 1
         self._running[slot] = _Running(held)
         return slot
+
+    def operation(self, slot: int) -> str:
+        """Return by which name the ledger will know a request."""
+        return self._journal.operation(slot)
 
     def delivered(self, slot: int, tokens: int) -> None:
         """Note how many completion tokens the client has by now."""

@@ -37,6 +37,7 @@ import msgspec
 
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write
+from atoll.runtime.accounts.settlements import Settlement, settle
 from atoll.runtime.accounts.slots import NO_MEDIA, SLOT_BYTES, MediaCounts, make_slots, read_slots
 from atoll.telemetry.usage_record import UsageRecord
 
@@ -84,6 +85,9 @@ class _OpenRequest(msgspec.Struct, frozen=True, array_like=True):
     model: str
     endpoint: str
     started_s: float
+    settled_in: str = ""
+    """Folder in which it is settled what this request is billed (`settlements`), if another gateway may go on
+    with its stream."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -220,17 +224,22 @@ class UsageJournal:
         started_s: float,
         *,
         track: bool = True,
+        settled_in: str = "",
     ) -> int:
         """Note that a request begins; return its slot."""
         if not self._free:
             raise JournalFullError("too many requests at once for the journal")
         op = self._name_operation()
-        request = _OpenRequest(op, key_id, track, request_id, model, endpoint, started_s)
+        request = _OpenRequest(
+            op, key_id, track, request_id, model, endpoint, started_s, settled_in
+        )
         blob = _encode(request)
-        # Long names are cut, so that every request fits into a slot.
+        # Long names are cut, so that every request fits into a slot, and then long paths left out.
         if len(blob) > SLOT_BYTES:
             cut = (_cut(request_id), _cut(model), _cut(endpoint))
-            blob = _encode(_OpenRequest(op, key_id, track, *cut, started_s))
+            blob = _encode(_OpenRequest(op, key_id, track, *cut, started_s, settled_in))
+            if len(blob) > SLOT_BYTES:
+                blob = _encode(_OpenRequest(op, key_id, track, *cut, started_s))
         slot = self._free.pop()
         try:
             self._slots.put(slot, blob)
@@ -252,6 +261,10 @@ class UsageJournal:
     def _name_operation(self) -> str:
         self._operations += 1
         return f"{self._run}{self._operations:016x}"
+
+    def operation(self, slot: int) -> str:
+        """Return by which name the ledger will know a request."""
+        return self._ops[slot]
 
     def delivered(self, slot: int, tokens: int) -> None:
         """Note how many tokens of the answer the client has."""
@@ -488,6 +501,12 @@ def _read_crashed(slots: Path) -> Iterator[FinishedRequest]:
 def _close_crashed(
     request: _OpenRequest, tokens: int, media: MediaCounts, died_s: float
 ) -> FinishedRequest:
+    prompt_tokens = 0
+    if request.settled_in:
+        mine = Settlement(0, tokens)
+        prompt_tokens, tokens = msgspec.structs.astuple(
+            settle(Path(request.settled_in), request.op, mine)
+        )
     # A clock may have been set back: nothing ends before it began.
     finished_s = max(died_s, request.started_s)
     record = UsageRecord(
@@ -496,8 +515,9 @@ def _close_crashed(
         endpoint=request.endpoint,
         stream=True,
         status=0,
-        # Nobody knows the prompt any more; the tokens are those that the client had, so it is an estimate.
-        prompt_tokens=0,
+        # Mostly nobody knows the prompt any more; the tokens are those that the client had, so it is an
+        # estimate.
+        prompt_tokens=prompt_tokens,
         completion_tokens=tokens,
         estimated=True,
         backends=(),
@@ -513,4 +533,5 @@ def _close_crashed(
         bytes_out=media.bytes_out,
     )
     kept = record if request.track else None
-    return FinishedRequest(request.op, request.key_id, tokens, finished_s, kept, *media)
+    used = prompt_tokens + tokens
+    return FinishedRequest(request.op, request.key_id, used, finished_s, kept, *media)

@@ -465,7 +465,7 @@ class Gateway(Application):
             or parsed.models is not None
             or not SPECIAL.isdisjoint(request.headers)
         ):
-            self._require(relay, request, parsed, endpoint, turn)
+            self._require(relay, request, parsed, endpoint, turn, kept)
         # Not before: a request that `_require` refuses has not arrived.
         if tally is not None:
             tally.arrive(now_s)
@@ -522,6 +522,7 @@ class Gateway(Application):
         parsed: AnyRequest,
         endpoint: str,
         turn: AssignedTurn | None,
+        kept: NumberedClient | None,
     ) -> None:
         """Find out what a request requires, and whether its key lets it in."""
         accounts = self.accounts
@@ -541,7 +542,13 @@ class Gateway(Application):
             raise
         # In the same turn of the loop as `admit`: no other request comes between the check and the count.
         if accounts is not None and grant is not None:
-            relay.slot = accounts.opened(grant, request.id.decode(), parsed.model, endpoint)
+            stream = None if kept is None or not relay.stream else kept.stream
+            settled_in = "" if stream is None else str(stream.folder)
+            relay.slot = accounts.opened(
+                grant, request.id.decode(), parsed.model, endpoint, settled_in=settled_in
+            )
+            if stream is not None:
+                stream.operation = accounts.operation(relay.slot)
 
     def _proxy(self, connection: Connection, request: Request) -> None:
         """Let a request for a service that is no model in, and send it on its way."""

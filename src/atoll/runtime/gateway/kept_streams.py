@@ -7,7 +7,8 @@ has a backend go on from there as it does when a backend dies (`resume`). The cl
 and the ledgers of both gateways together have each token once.
 
 A file is a list of frames: what was asked (`AskedStream`), pieces of the answer as backends sent them and
-as the client saw them (`SentPiece`), and what is in the ledger (`BilledTokens`). A gateway holds a lock on
+as the client saw them (`SentPiece`), who went on with it (`TakenStream`), and what is in the ledger (`BilledTokens`).
+What is billed of a gateway that died is settled with its journal (`accounts.settlements`). A gateway holds a lock on
 the files of its streams, which its death lets go of. As in the journal of accounts, what is written survives
 the process, not a power cut. Files are for this user alone (they hold prompts and answers), and are
 removed `keep_s` after the last piece.
@@ -29,6 +30,12 @@ from pydantic import Field
 
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
+from atoll.runtime.accounts.settlements import (
+    Settlement,
+    forget_settlement,
+    settle,
+    sweep_settlements,
+)
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.events import payload, split_events
 from atoll.runtime.gateway.front_client import FrontClient
@@ -62,6 +69,8 @@ class AskedStream(msgspec.Struct, frozen=True, array_like=True, tag="asked"):
     trace: str
     model: str
     body: bytes
+    operation: str = ""
+    """Under which the gateway that was asked has it in its ledger; "": it has none."""
 
 
 class SentPiece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
@@ -74,18 +83,23 @@ class SentPiece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
     completion_tokens: int = 0
 
 
-class BilledTokens(msgspec.Struct, frozen=True, array_like=True, tag="billed"):
-    """What is in the ledger of this stream by now, over all its gateways.
+class TakenStream(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+    """That another gateway went on with it, and what ledgers have of those before."""
 
-    `counted` are the tokens in the file at the time: clients may not have got all of them.
-    """
+    prompt_tokens: int
+    completion_tokens: int
+    operation: str = ""
+    """Under which that gateway has it in its ledger."""
+
+
+class BilledTokens(msgspec.Struct, frozen=True, array_like=True, tag="billed"):
+    """That the gateway which had it let go of it, and what ledgers have by then, over all gateways."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    counted: int = 0
 
 
-_Frame = AskedStream | SentPiece | BilledTokens
+_Frame = AskedStream | SentPiece | TakenStream | BilledTokens
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Frame).decode
 
@@ -102,13 +116,22 @@ class KeptStream:
         """What an earlier gateway was asked; None: the stream began here."""
         self.pieces: list[SentPiece] = []
         """What earlier gateways sent; whoever goes on with the stream takes it."""
-        self.billed = BilledTokens()
-        """What earlier gateways wrote down, but for those that died."""
+        self.operation = ""
+        """Under which this gateway has it in its ledger; "": it has none."""
+        self._billed = BilledTokens()
+        """What earlier gateways wrote down, but for the last one if that died."""
+        self._died: str | None = None
+        """Operation of the last gateway, if that died."""
 
     @property
     def name(self) -> bytes:
         """By which clients know it."""
         return self._path.stem.encode()
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept, and where it is settled what operations are billed."""
+        return self._path.parent
 
     def begin(self, asked: AskedStream) -> None:
         """Write down what was asked, once there is an answer."""
@@ -135,8 +158,31 @@ class KeptStream:
         self.asked = next((f for f in frames if isinstance(f, AskedStream)), None)
         self.pieces = [f for f in frames if isinstance(f, SentPiece)]
         for frame in frames:
+            if isinstance(frame, AskedStream | TakenStream):
+                self._died = frame.operation
+            if isinstance(frame, TakenStream | BilledTokens):
+                self._billed = BilledTokens(frame.prompt_tokens, frame.completion_tokens)
             if isinstance(frame, BilledTokens):
-                self.billed = frame
+                self._died = None
+
+    def hand_over(self, tokens: int) -> tuple[int, int]:
+        """Go on with it: return how many tokens of prompt and answer earlier gateways are billed.
+
+        `tokens` are those of the answer in the file.
+        """
+        prompt, completion = self._billed.prompt_tokens, self._billed.completion_tokens
+        if self._died is not None:
+            # Those that died have written down what they had sent, and nothing of the prompt.
+            theirs = Settlement(0, max(0, tokens - completion))
+            if self._died:
+                theirs = settle(self.folder, self._died, theirs)
+            prompt, completion = (
+                prompt + theirs.prompt_tokens,
+                completion + theirs.completion_tokens,
+            )
+        self._billed = BilledTokens(prompt, completion)
+        self._append(TakenStream(prompt, completion, self.operation))
+        return prompt, completion
 
     def add(self, events: bytes, shown: bytes) -> None:
         """Write down a piece, before the client has it."""
@@ -147,9 +193,21 @@ class KeptStream:
         used = usage or Usage()
         self._append(SentPiece(events, shown, True, used.prompt_tokens, used.completion_tokens))
 
-    def bill(self, prompt_tokens: int, completion_tokens: int, counted: int) -> None:
-        """Write down what is in the ledger now, and let another gateway have the stream."""
-        self._append(BilledTokens(prompt_tokens, completion_tokens, counted))
+    def bill(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Write down what this gateway bills; to be called before its ledger does."""
+        before = self._billed
+        if self.operation:
+            settle(self.folder, self.operation, Settlement(prompt_tokens, completion_tokens))
+        self._append(
+            BilledTokens(
+                before.prompt_tokens + prompt_tokens, before.completion_tokens + completion_tokens
+            )
+        )
+
+    def let_go(self) -> None:
+        """Let another gateway have the stream, now that the ledger has it."""
+        if self.operation:
+            forget_settlement(self.folder, self.operation)
         self.close()
 
     def _append(self, frame: _Frame) -> None:
@@ -252,6 +310,7 @@ class KeptStreams:
             except (OSError, msgspec.MsgspecError):
                 # Somebody has it, or removed it; or it is no file of ours.
                 continue
+        sweep_settlements(self._folder, now_s)
 
     def _path(self, name: str) -> Path:
         return self._folder / (name + _ENDING)
@@ -282,7 +341,9 @@ class NumberedClient(FrontClient[Connection]):
     def begin(self, request: Request, key_id: str | None, model: str, body: bytes) -> None:
         """Keep the stream from here on; `body` is what backends get."""
         ids = (key_id, request.id, request.trace)
-        self.stream.begin(AskedStream(self.digest, self.path, *ids, model, body))
+        self.stream.begin(
+            AskedStream(self.digest, self.path, *ids, model, body, self.stream.operation)
+        )
 
     def respond(
         self,

@@ -666,9 +666,10 @@ class Relay:
             self.journal.append(piece.events)
             self._sent.add(piece.events)
         self._counted = self._sent.total
-        # Gateways that died wrote down what they had sent, and nothing of the prompt.
-        since = max(0, self._counted - stream.billed.counted)
-        self.billed = (stream.billed.prompt_tokens, stream.billed.completion_tokens + since)
+        self.billed = stream.hand_over(self._counted)
+        if self.slot is not None:
+            # What the ledger of a gateway that died may lack, this client gets now.
+            self._context.record_delivery(self.slot, max(0, self._counted - self.billed[1]))
         for piece in pieces:
             shown = piece.events if piece.shown is None else piece.shown
             if not piece.last:

@@ -64,7 +64,6 @@ class UsageWriter:
             delivered = relay.journal.read()
             tokens, spoken_s = delivered.tokens, spoken_seconds(delivered.audio_chars)
             usage = Usage(0, tokens, tokens, speech_seconds=spoken_s)
-        counted = usage.completion_tokens
         if relay.got_tokens is not None:
             # What lay in buffers when the client went away is not billed.
             usage = Usage(
@@ -108,13 +107,15 @@ class UsageWriter:
             answered = "" if turn is None else turn.choice.model_of(relay.model)
             line = _AccessLine(now_s, relay.sent.trace[3:35], *fields, *media, answered)
             self.access_log.line(_encode(line) + b"\n")
+        if relay.kept is not None:
+            relay.kept.stream.bill(prompt, completion)
         # The record is made only where somebody keeps it.
         if self._on_usage is not None or self.wanted:
             grant = relay.requirements.grant if relay.requirements is not None else None
             key = None if grant is None else grant.key_id
             self._hand_out(relay, UsageRecord(*fields, key, relay.shares, *media), grant)
         if relay.kept is not None:
-            relay.kept.stream.bill(before[0] + prompt, before[1] + completion, counted)
+            relay.kept.stream.let_go()
 
     def _hand_out(self, relay: Relay, record: UsageRecord, grant: Grant | None) -> None:
         """Give the record of a request to whoever keeps it."""

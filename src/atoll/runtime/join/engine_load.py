@@ -61,7 +61,6 @@ class LoadReader:
 
     An engine is asked every second while it works and every ten while it is idle; more rarely where its
     answer takes long, and never without a `url`. Where this process runs what is offered, `figures` has it.
-    `late_s` says how long this process waited for a core lately.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class LoadReader:
         capacity: int | None = None,
         every_s: float = 1.0,
         figures: ReadFigures | None = None,
-        late_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._url = None if url is None else f"{url}/metrics"
         self._inflight = inflight
@@ -85,7 +83,6 @@ class LoadReader:
         self._asked_s = -math.inf
         self._cost_s = 0.0
         self._read_own = figures
-        self._late_s = late_s
         self._figures: Mapping[str, float] = {}
         self._tokens: tuple[float, float] | None = None
         self._said: tuple[object, ...] | None = None
@@ -138,9 +135,7 @@ class LoadReader:
         running = max(running, inflight - waiting)
         kv = figures.get("kv")
         rate = self._rate(figures.get("tokens"), now_s)
-        late_s = self._late_s()
-        shown_kv = None if kv is None else round(kv, 2)
-        now = (running, waiting, shown_kv, round(rate, -1), round(late_s))
+        now = (running, waiting, None if kv is None else round(kv, 2), round(rate, -1))
         if now == self._said and now_s - self._said_s < _AGAIN_S:
             return
         self._said, self._said_s = now, now_s
@@ -152,7 +147,6 @@ class LoadReader:
                 tokens_per_s=rate,
                 kv_used=kv,
                 at_s=time.time(),
-                late_s=late_s,
             )
         )
 

@@ -202,7 +202,6 @@ class JoinedNode:
             api_key=server.api_key,
             capacity=options.max_inflight,
             figures=self._figures,
-            late_s=lambda: self.fabric.patience.here_s(asyncio.get_running_loop().time()),
         )
         tasks = (self._spawn(watcher.run()), self._spawn(load.run()))
         self.running = RunningEngine(prepared, watcher, load, tasks, assigned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -18,8 +19,9 @@ import sqlalchemy as sa
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.api_keys import NewKey
+from atoll.runtime.gateway import kept_streams
 from atoll.runtime.gateway.app import Gateway
-from atoll.runtime.gateway.kept_streams import KeptStreams, StreamsSettings
+from atoll.runtime.gateway.kept_streams import KeptStream, KeptStreams, StreamsSettings
 from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
@@ -280,6 +282,157 @@ def test_the_ledger_has_each_token_once(tmp_path: Path) -> None:
         assert used["completion"] == 2 * plain_row.completion_tokens
 
     run(tmp_path, story, ScriptedEngine(step_s=0.005))
+
+
+class Doom:
+    """Ends a gateway before one of its stores: from then on nothing that it does has an effect.
+
+    Stores are all that a process which is killed leaves to others: what goes into the files of streams, into
+    settlements and into the journal, and what clients are sent.
+    """
+
+    def __init__(self, bench: Bench, books: Accounts, at: int, patch: pytest.MonkeyPatch) -> None:
+        self.stores = 0
+        self.dead = False
+        self._at = at
+        self._bench = bench
+        self._mine = set[KeptStream]()
+        streams = bench.gateway._streams
+        assert streams is not None
+        begin = streams.number
+
+        def number(connection: Any, request: Any) -> Any:
+            client = begin(connection, request)
+            self._mine.add(client.stream)
+            for name in ("send", "end_stream"):
+                patch.setattr(client, name, self._guard(getattr(client, name)))
+            return client
+
+        patch.setattr(streams, "number", number)
+        journal = books._journal
+        slots = journal._slots
+        for owner, names in ((journal, ("_append",)), (slots, ("put", "deliver", "clear"))):
+            for name in names:
+                patch.setattr(owner, name, self._guard(getattr(owner, name)))
+        self._acting: KeptStream | None = None
+        for name in ("_append", "bill", "let_go"):
+            patch.setattr(KeptStream, name, self._of(getattr(KeptStream, name), name == "_append"))
+        for name in ("settle", "forget_settlement"):
+            real = getattr(kept_streams, name)
+            patch.setattr(kept_streams, name, self._settling(real, self._guard(real)))
+
+    def _of(self, real: Callable[..., Any], stores: bool) -> Callable[..., Any]:
+        guarded = self._guard(real) if stores else real
+
+        def method(stream: KeptStream, *args: Any) -> Any:
+            mine = stream in self._mine
+            before, self._acting = self._acting, stream if mine else None
+            try:
+                return (guarded if mine else real)(stream, *args)
+            finally:
+                self._acting = before
+
+        return method
+
+    def _settling(self, real: Callable[..., Any], guarded: Callable[..., Any]) -> Any:
+        # The other gateway settles what the dead one is billed.
+        return lambda *args: (real if self._acting is None else guarded)(*args)
+
+    def _guard(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def store(*args: Any) -> Any:
+            if not self.dead:
+                self.stores += 1
+                if self.stores == self._at:
+                    self.dead = True
+                    for stream in self._mine:
+                        stream.close()
+                    self._bench.gateway.abort_connections()
+            # What it would do next is of no use to anybody.
+            return True if self.dead else real(*args)
+
+        return store
+
+
+async def _ask_raw(bench: Bench, body: object, headers: str) -> Events:
+    raw = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+    head = f"POST {CHAT} HTTP/1.0\r\nhost: x\r\n{headers}content-length: {len(raw)}\r\n\r\n"
+    writer.write(head.encode() + raw)
+    with contextlib.suppress(ConnectionError):
+        data = b""
+        while piece := await reader.read(4096):
+            data += piece
+    writer.close()
+    return events_of(data.partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.parametrize("recovered_first", [False, True], ids=["taken first", "recovered first"])
+def test_the_ledger_is_exact_wherever_a_gateway_is_killed(
+    tmp_path: Path, recovered_first: bool
+) -> None:
+    """Before each of its stores in turn; the other one goes on before the dead one's journal is read, or after."""
+    body = chat(stream=True, max_tokens=2)
+    url, journal = f"sqlite:///{tmp_path}/x.db", tmp_path / "journal"
+
+    async def story(it: Site) -> None:
+        books = await Accounts.open(url, journal=journal, refresh_s=60)
+        text, _ = await books.database.create_key(NewKey.parse({"name": "n"}))
+        await books.sync()
+        key = f"authorization: Bearer {text}\r\n"
+        second = await it.gateway(books)
+        whole = await _ask_raw(second, body, f"{key}{KEEP}x-request-id: r0\r\n")
+
+        async def strike(at: int) -> bool:
+            """Kill one before its store `at`; whether it had as many."""
+            named = f"{key}x-request-id: r{at}\r\n"
+            book = await Accounts.open(url, journal=journal, refresh_s=60)
+            bench = await it.gateway(book)
+            with pytest.MonkeyPatch.context() as patch:
+                doom = Doom(bench, book, at, patch)
+                got = await _ask_raw(bench, body, named + KEEP)
+                await bench.settled()
+                for folder in (book._journal._folder, *book._journal._adopted):
+                    folder.close()
+                assert book._task is not None
+                book._task.cancel()
+                await book.database.close()
+
+                async def recover() -> None:
+                    # Its start reads what the dead one left; the rest is for the next.
+                    await (await Accounts.open(url, journal=journal, refresh_s=60)).close()
+
+                if recovered_first:
+                    await recover()
+                if got:
+                    again = f"{named}last-event-id: {got[-1][0]}\r\n{KEEP}"
+                    got += await _ask_raw(second, body, again)
+                    assert [plain(d) for _, d in got] == [plain(d) for _, d in whole], at
+                if not recovered_first:
+                    await recover()
+                return doom.dead
+
+        at = 1
+        while await strike(at):
+            at += 1
+        assert at > 12
+        await second.settled()
+        books._journal.rotate()
+        await books.sync()
+        async with books.database.reading() as connection:
+            rows = list(await connection.execute(sa.select(schema.operations)))
+        await books.close()
+        used: dict[str, Counter[str]] = {}
+        for row in rows:
+            tokens = used.setdefault(row.request_id, Counter())
+            tokens["prompt"] += row.prompt_tokens
+            tokens["completion"] += row.completion_tokens
+        once = used["r0"]
+        for name, tokens in used.items():
+            # A client that had nothing yet asks anew; what it never had is nobody's.
+            assert tokens in (once, Counter(prompt=0, completion=0)), (name, tokens)
+        assert sum(tokens == once for tokens in used.values()) >= len(used) - 6
+
+    run(tmp_path, story, ScriptedEngine())
 
 
 def test_files_go_when_their_time_is_up(tmp_path: Path) -> None:
