@@ -1,4 +1,4 @@
-"""Links that say nothing: cut where the other side is dead, kept where it, or this process, waits for a core."""
+"""Links that say nothing: cut where the other side is dead, kept where anybody waits for a core."""
 
 from __future__ import annotations
 

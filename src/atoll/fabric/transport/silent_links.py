@@ -10,8 +10,6 @@ process was, after that (`Patience`).
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import struct
 import sys

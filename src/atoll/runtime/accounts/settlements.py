@@ -1,8 +1,8 @@
 """Settlements: what an operation is billed, said once, for two who cannot ask each other.
 
 A gateway that died left in its journal how many tokens of a stream its client had, and in the stream's file
-(`kept_streams`) how many another gateway can send again; killed between the two stores, it left one event more in the
-file. Whoever needs the figure first, the gateway that goes on with the stream or the one that
+(`kept_streams`) how many another gateway can send again; killed between the two stores, it left one event
+more in the file. Whoever needs the figure first, the gateway that goes on with the stream or the one that
 recovers the journal, writes its own down; the other one reads it. A gateway that ends a stream by itself says
 what it bills before it writes that into stream and journal, so that neither half of it counts alone.
 """

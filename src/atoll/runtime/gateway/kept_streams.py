@@ -7,11 +7,11 @@ has a backend go on from there as it does when a backend dies (`resume`). The cl
 and the ledgers of both gateways together have each token once.
 
 A file is a list of frames: what was asked (`AskedStream`), pieces of the answer as backends sent them and
-as the client saw them (`SentPiece`), who went on with it (`TakenStream`), and what is in the ledger (`BilledTokens`).
-What is billed of a gateway that died is settled with its journal (`accounts.settlements`). A gateway holds a lock on
-the files of its streams, which its death lets go of. As in the journal of accounts, what is written survives
-the process, not a power cut. Files are for this user alone (they hold prompts and answers), and are
-removed `keep_s` after the last piece.
+as the client saw them (`SentPiece`), who went on with it (`TakenStream`), and what is in the ledger
+(`BilledTokens`). What is billed of a gateway that died is settled with its journal (`accounts.settlements`).
+A gateway holds a lock on the files of its streams, which its death lets go of. As in the journal of accounts,
+what is written survives the process, not a power cut. Files are for this user alone (they hold prompts and
+answers), and are removed `keep_s` after the last piece.
 """
 
 from __future__ import annotations
