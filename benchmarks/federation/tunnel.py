@@ -36,7 +36,7 @@ STREAMS = (1, 16, 64)
 TOKENS = 100
 STEP_MS = 5.0
 _STAMP = re.compile(rb'"t":(\d{16})')
-_START_S = 15.0
+_START_S = 120.0
 _MEMBERS = (
     ("worker", "worker"),
     ("join", "worker"),

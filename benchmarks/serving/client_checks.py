@@ -154,6 +154,21 @@ def anthropic_stop_sequence(site: ClientSite) -> None:
     assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", text[4]), found
 
 
+def anthropic_context_overflow(site: ClientSite) -> None:
+    """A prompt that is too long is refused in Anthropic's words as well, at which agents shorten it."""
+    import anthropic
+
+    asked: Any = {"model": site.model, "messages": [{"role": "user", "content": _LONG}]}
+    refused: list[anthropic.BadRequestError] = []
+    with site.anthropic() as client:
+        try:
+            client.messages.create(**asked, max_tokens=1)
+        except anthropic.BadRequestError as error:
+            refused.append(error)
+    assert refused
+    assert "prompt is too long: this model's maximum context length is" in str(refused[0])
+
+
 def vercel_ai_no_null_citations(site: ClientSite) -> None:
     """Blocks of plain text have no `citations`: Vercel's provider refuses null."""
     asked: Json = {"max_tokens": 4, "messages": [{"role": "user", "content": PROMPT}]}
@@ -392,6 +407,7 @@ CHECKS: tuple[Callable[[ClientSite], None], ...] = (
     anthropic_counts_at_the_start,
     anthropic_cached_tokens,
     anthropic_stop_sequence,
+    anthropic_context_overflow,
     vercel_ai_no_null_citations,
     openai_cached_tokens,
     openai_legacy_functions,

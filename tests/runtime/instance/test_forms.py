@@ -124,6 +124,14 @@ def test_no_form_is_asked_for_by_nothing() -> None:
         ({"grammar": GBNF, "response_format": {"type": "json_object"}}, "response_format"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
+            "structured_outputs",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+            "structured_outputs",
+        ),
         ({"structured_outputs": {"regex": 7}}, "structured_outputs.regex"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice"),
@@ -152,6 +160,8 @@ def test_no_form_is_compiled_between_tokens(name: str) -> None:
         {"bad_words": ["x"]},
         {"n_predict": 9},
         {"mirostat": 2},
+        {"repeat_penalty": 1.3},
+        {"guided_whitespace_pattern": " "},
     ],
 )
 def test_what_would_change_the_answer_is_never_left_out(more: dict[str, Any]) -> None:
@@ -159,6 +169,14 @@ def test_what_would_change_the_answer_is_never_left_out(more: dict[str, Any]) ->
         with pytest.raises(ApiError) as caught:
             ask(**more)
         assert (caught.value.status, caught.value.param) == (400, next(iter(more)))
+
+
+def test_a_chat_has_no_prompt_to_show() -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(echo=True)
+    assert caught.value.param == "echo"
+    assert chat(echo=False).ignored == ()
+    assert form_of(structured_outputs={"choice": ["a"], "disable_fallback": False}) is not None
 
 
 def test_what_changes_nothing_is_taken() -> None:

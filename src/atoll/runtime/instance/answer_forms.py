@@ -110,6 +110,11 @@ def _structured(given: dict[str, Any] | None) -> AskedForm | None:
     if len(named) != 1:
         message = f"one of {', '.join(_STRUCTURED)} is given, these are {len(named)}"
         raise ApiError(400, message, param=param)
+    # How a form is written changes the answer, too.
+    others = [key for key, value in given.items() if key not in (*named, *_STRUCTURED) and value]
+    if others:
+        message = f"structured_outputs does not know {others[0][:40]!r} here"
+        raise ApiError(400, message, param=param)
     (name,) = named
     value, param = given[name], f"{param}.{name}"
     if name == "json":

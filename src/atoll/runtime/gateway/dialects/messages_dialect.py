@@ -233,7 +233,11 @@ class MessagesDialect(Dialect):
     def error(self, error: ApiError, request_id: str) -> bytes:
         """Return an error in Anthropic's shape."""
         usual = "invalid_request_error" if error.status < 500 else "api_error"
-        said = {"type": _ERROR_KINDS.get(error.status, usual), "message": error.message}
+        message = error.message
+        if error.code == "context_length_exceeded":
+            # Anthropic's words, which agents look for before they shorten a conversation.
+            message = f"prompt is too long: {message}"
+        said = {"type": _ERROR_KINDS.get(error.status, usual), "message": message}
         named = {"request_id": request_id} if request_id else {}
         return msgspec.json.encode({"type": "error", "error": said, **named})
 
