@@ -70,6 +70,8 @@ _MARKS = 8192
 """Pieces of a stream of which it is noted where they begin; then those that were read are forgotten."""
 _STALE_S = 1.0
 """A kept connection that was closed already says so within this."""
+_KEPT_S = 1.0
+"""A backend that is late and has nobody beside it is waited for so long until others are looked for again."""
 _NOTICED_S = 0.02
 """A backend that closes such a connection later than this has seen the request."""
 
@@ -142,6 +144,8 @@ class Relay:
     _retry: RetryBudget | None = None
     """Once a backend failed, or none was there."""
     _wake_s: float | None = None
+    _kept_until_s = -math.inf
+    """When a backend that is late is judged again."""
     _paused_s: float | None = None
     _error: ApiError | None = None
     """Error for the client if no other backend is found."""
@@ -893,6 +897,23 @@ class Relay:
                 self._leg.tick(now_s)
             self._check_silence(now_s, deadlines)
 
+    def _keeps(self, now_s: float) -> bool:
+        """Whether a backend that is late is waited for: it lives, and no other would be asked instead."""
+        attempts, settings = self.attempts, self._context.settings
+        member = attempts.member
+        if member is None or attempts.connecting is not None:
+            return False
+        # Others than nodes are known to live only where they are asked how they are.
+        if not member.well or member.removed or not (member.node or settings.health.enabled):
+            return False
+        if now_s < self._kept_until_s:
+            return True
+        if attempts.tries < settings.attempts and self.can_move(now_s):
+            return False
+        # To look for others takes a while: not at every tick.
+        self._kept_until_s = now_s + _KEPT_S
+        return True
+
     def _blame_length(self, now_s: float) -> None:
         """Give up a stream that has no end, and hold it against its backend."""
         self.attempts.give_up("the answer is too large", now_s, blame=True)
@@ -915,7 +936,7 @@ class Relay:
             heard_s = max(self._last_s, heard_s)
             max_s = deadlines.first_token_s if early else deadlines.between_tokens_s
             what = f"no token for {max_s:g} s"
-        if attempts.member is not None and now_s - heard_s > max_s:
+        if attempts.member is not None and now_s - heard_s > max_s and not self._keeps(now_s):
             # A connection that never stood costs no try; and to be late with all of an answer may be the
             # request's own doing, so the backend is only doubted.
             sent = attempts.connecting is None

@@ -424,6 +424,22 @@ async def test_the_only_backend_is_kept_however_slow_it_is() -> None:
         assert [alarm["id"] for alarm in alarms] == ["backend-slow:e0"]
 
 
+@pytest.mark.parametrize("engines", [1, 2, 4])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_late_answers_are_waited_for_where_nobody_is_left_to_ask(
+    engines: int, stream: bool
+) -> None:
+    """A long prompt takes its time on every backend: the last one that may be asked goes on."""
+    late = replace(QUICK, first_token_s=0.05, answer_s=0.05, between_tokens_s=60.0)
+    health = HealthSettings(interval_s=0.02)
+    slow = [ScriptedEngine(step_s=0.15) for _ in range(engines)]
+    async with running(slow, deadlines=late, health=health) as bench:
+        reply = await bench.post(CHAT, chat(stream=stream, max_tokens=2))
+        assert reply.status == 200
+        asked = bench.records[-1].backends
+        assert len(set(asked)) == len(asked) <= bench.gateway.settings.attempts
+
+
 async def test_who_is_late_and_sends_nothing_is_left_for_others() -> None:
     text = (await asyncio.to_thread(expected, CHAT, chat())).text
     engines = [ScriptedEngine(faults=[Fault("stall", 2)]), ScriptedEngine()]
