@@ -25,6 +25,7 @@ from atoll.runtime.gateway.kept_streams import KeptStream, KeptStreams, StreamsS
 from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
+from tests.runtime.accounts.helpers import sqlite_url
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Reply, chat
 
@@ -235,7 +236,7 @@ def test_a_client_that_is_back_first(tmp_path: Path) -> None:
 def test_the_ledger_has_each_token_once(tmp_path: Path) -> None:
     """Over a gateway that dies, one that loses its client, and one that ends the stream; by its key alone."""
     body = chat(stream=True, max_tokens=50)
-    url, journal = f"sqlite:///{tmp_path}/x.db", tmp_path / "journal"
+    url, journal = sqlite_url(tmp_path), tmp_path / "journal"
 
     async def story(it: Site) -> None:
         books = [await Accounts.open(url, journal=journal, refresh_s=60) for _ in range(2)]
@@ -375,7 +376,7 @@ def test_the_ledger_is_exact_wherever_a_gateway_is_killed(
 ) -> None:
     """Before each of its stores in turn; its journal is read after another one went on, or before."""
     body = chat(stream=True, max_tokens=2)
-    url, journal = f"sqlite:///{tmp_path}/x.db", tmp_path / "journal"
+    url, journal = sqlite_url(tmp_path), tmp_path / "journal"
 
     async def story(it: Site) -> None:
         books = await Accounts.open(url, journal=journal, refresh_s=60)
