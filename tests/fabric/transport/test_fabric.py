@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -66,8 +67,6 @@ def test_a_member_whose_link_is_silent_is_cut_off_and_comes_back(
         await until(lambda: names(a) == {"b/x": "SERVING"})
         hub = site.hubs[0].fabric._link
         await until(lambda: {a._link.id, b._link.id} <= hub._silent._heard_s.keys())
-        heard: list[str] = []
-        a.listeners.append(lambda kind, peer: heard.append(f"{kind} {peer.name}"))
         silent = {ends[1] for ends, peer in _links_of(hub) if peer == b._link.id}
         age_s = silent_links.data_age_s
 
@@ -76,9 +75,43 @@ def test_a_member_whose_link_is_silent_is_cut_off_and_comes_back(
             return 60.0 if ends.get(descriptor) in silent else age_s(descriptor)
 
         monkeypatch.setattr(silent_links, "data_age_s", frozen)
-        await until(lambda: "down b/x" in heard)
+        await until(lambda: hub._silent.cut)
+        # Whether others hear that it was gone depends on how soon it is back.
+        await until(lambda: b.connected and {e[1] for e, _ in _links_of(hub)}.isdisjoint(silent))
         await until(lambda: names(a) == {"b/x": "SERVING"})
         assert hub._silent.cut == 1
+
+    run(scenario)
+
+
+def test_a_member_that_dies_is_known_to_be_gone_at_once_however_late_all_were(
+    run: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection closes: only a hub that is gone at the same time is a reason to wait."""
+
+    async def scenario(site: Site) -> None:
+        a, b = await site.join(site.issue("a")), await site.join(site.issue("b"))
+        await until(lambda: names(a) == {"b/x": "SERVING"})
+        loop, waits = asyncio.get_running_loop(), []
+        # Both stood still for a long time.
+        for name in (a.sid, b.sid, a._link.id, b._link.id):
+            a.patience.tell(name, 100.0, loop.time())
+        a.patience.tick(loop.time() + 100.0)
+
+        class Loop:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(loop, name)
+
+            def call_later(self, delay_s: float, function: Any, *args: Any) -> Any:
+                if function == a._token_gone:
+                    waits.append(delay_s)
+                return loop.call_later(delay_s, function, *args)
+
+        monkeypatch.setattr(a, "_loop", Loop())
+        await b._link.close()
+        await until(lambda: names(a) == {"b/x": "silent"})
+        assert waits
+        assert max(waits) <= a.settings.flap_s
 
     run(scenario)
 

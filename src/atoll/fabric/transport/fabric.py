@@ -76,8 +76,6 @@ Subscription = Declaration
 _PULLS_AT_ONCE = 2
 _SETTLE_S = 0.02
 """From a token's end to its counting: long enough to hear that it was a hub that went."""
-_HUBS = "hubs"
-"""Under this name it is known for how long links to hubs were away."""
 _BEAT_S = 0.25
 """Between two looks how late this member is."""
 _LOGGED_REFUSALS = 20
@@ -134,7 +132,6 @@ class Fabric:
         self._pulls: set[asyncio.Task[None]] = set()
         self._held_back: dict[str, asyncio.TimerHandle] = {}
         self._shaken_s = -settings.flap_s
-        self._is_shaken = False
         self.patience = Patience(_BEAT_S)
         """How late this member, and those at the other ends of its links, are."""
         self._beat: asyncio.TimerHandle | None = None
@@ -411,12 +408,6 @@ class Fabric:
             if not up and (sid == self.sid or keys.is_hub(sid)):
                 # The end of a hub's token, or of one's own, tells of a lost link, not of members that went.
                 self._shaken_s = self._loop.time()
-                self._is_shaken = True
-            elif up and self._is_shaken and (sid == self.sid or keys.is_hub(sid)):
-                # A hub that waits for a core loses its links again and again.
-                self._is_shaken = False
-                away_s = self._loop.time() - self._shaken_s
-                self.patience.tell(_HUBS, away_s, self._loop.time())
             if sid == self.sid:
                 continue
             held = self._held_back.pop(sid, None)
@@ -436,12 +427,9 @@ class Fabric:
     def _token_gone(self, slot: str, sid: str) -> None:
         # When a hub goes, everybody behind it seems to, this member's own token too; most are back as
         # soon as they have found another hub. Only then are others given that time.
-        now_s = self._loop.time()
-        until_s = self._shaken_s + self.settings.flap_s + self.patience.extra_s(_HUBS, now_s)
-        if until_s > now_s:
-            self._held_back[sid] = self._loop.call_later(
-                until_s - now_s, self._token_gone, slot, sid
-            )
+        left_s = self._shaken_s + self.settings.flap_s - self._loop.time()
+        if left_s > 0:
+            self._held_back[sid] = self._loop.call_later(left_s, self._token_gone, slot, sid)
             return
         self._held_back.pop(sid, None)
         self.loads.pop(sid, None)
