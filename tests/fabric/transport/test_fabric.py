@@ -108,6 +108,8 @@ def test_a_member_that_dies_is_known_to_be_gone_at_once_however_late_all_were(
                 return loop.call_later(delay_s, function, *args)
 
         monkeypatch.setattr(a, "_loop", Loop())
+        # And a hub was lost a moment ago.
+        a._shaken_s = loop.time()
         await b._link.close()
         await until(lambda: names(a) == {"b/x": "silent"})
         assert waits
