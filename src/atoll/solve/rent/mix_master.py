@@ -46,7 +46,9 @@ class Pace:
     """How prices are sought: `stay` is how near new prices stay to the best.
 
     It ends when the bound is within `near` of the gap that is asked for, after so many `rounds`, after
-    `patience` rounds in which the bound did not rise, and when `spend` of the work is spent.
+    `patience` rounds in which the bound did not rise by a `step` of that gap, and when `spend` of the work is
+    spent. Leaving services unserved gets `dearer` times as dear where that is all that is left to gain: once
+    the bound is that near, or within a share `dear` of the relaxation.
     """
 
     rounds: int
@@ -54,6 +56,9 @@ class Pace:
     near: float
     patience: int
     spend: float
+    dearer: float
+    dear: float = 0.0
+    step: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class MixMaster(RentalProgram):
 class Decomposition:
     """Finds the best prices by column generation over mixes, and with them a bound and good mixes."""
 
-    pace = Pace(rounds=60, stay=0.65, near=0.2, patience=20, spend=0.75)
+    pace = Pace(rounds=60, stay=0.65, near=0.2, patience=20, spend=0.75, dearer=4.0)
 
     def __init__(
         self,
@@ -240,12 +245,14 @@ class Decomposition:
                 return
             there, duals = self.master.prices(result), self.master.demand_duals(result)
             self.relaxed = there, duals
-            near = pace.near * self.standing.target.spare(result.objective)
-            if result.objective - self.root.value <= near:
-                # The bound may be near only because leaving services out is cheap.
-                if not self._raise_unserved(result):
+            above = result.objective - self.root.value
+            spare = self.standing.target.spare(result.objective)
+            # The bound may be near only because leaving services out is cheap.
+            if above <= max(pace.near * spare, pace.dear * result.objective):
+                if self._raise_unserved(result):
+                    continue
+                if above <= pace.near * spare:
                     return
-                continue
             before = self.root.value
             between = blend(self.root.prices, there, pace.stay)
             self.rate(between)
@@ -254,7 +261,7 @@ class Decomposition:
             if not added:
                 self.rate(there)
                 added = self.gather(there, duals)
-            better = self.root.value > before + _MIN_GAIN * abs(before)
+            better = self.root.value > before + max(_MIN_GAIN * abs(before), pace.step * spare)
             stalled = 0 if better else stalled + 1
             if not added and not better:
                 return
@@ -266,7 +273,7 @@ class Decomposition:
         # Dearer than any plan by far: what is still left out cannot be served.
         if float(self.unserved.max()) > 1e3 * max(1.0, self.standing.ceiling):
             return False
-        self.unserved = 4.0 * self.unserved
+        self.unserved = self.pace.dearer * self.unserved
         self.master.set_unserved(self.unserved)
         return True
 
