@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.core.errors import InternalError
+from atoll.core.rng import stream
 from atoll.solve.array_types import Floats, Ints
 from atoll.solve.lp import LpResult, Sparse
 from atoll.solve.rent.incumbent import Incumbent, MipLimits
@@ -35,6 +36,10 @@ _MIN_SHARE_USED = 1e-6
 """Share of a mix, or of a demand, from which on the relaxation counts as using, or leaving, it."""
 _MIN_GAIN = 1e-6
 """Share by which the bound must rise for a round to count as a better one."""
+_VARIED_ROUNDS = 16
+"""How often mixes are sought at prices a little off, until some fit together."""
+_VARIED = 0.1
+"""How far off: the standard deviation of the logarithm of their ratio to the best."""
 _TABLE_WORK = 3.0
 """Work of a service's functions, in simplex iterations, for each phase and zone."""
 _ITEM_WORK = 1e-4
@@ -293,6 +298,23 @@ class Decomposition:
         if chosen is None or self.goal != "cost" or self.model.limits.spread > 1:
             return
         offer_items(self.model, chosen, self.standing, self._seed)
+
+    def vary(self, node_limit: int) -> None:
+        """Offer whole mixes as soon as some fit together, with more of them found at prices a little off.
+
+        Mixes of the best prices share what is scarce by parts, and few of them leave whole nodes for each other.
+        """
+        rng = stream(self._seed, "mixes")
+        for _ in range(_VARIED_ROUNDS):
+            if self.standing.done or self.standing.solution is not None:
+                return
+            result = self.master.relax(self.standing.deadline.limit())
+            if result.status != "optimal":
+                return
+            prices = self.master.prices(result)
+            row = prices.row * rng.lognormal(0.0, _VARIED, len(prices.row))
+            self.gather(replace(prices, row=row), self.master.demand_duals(result))
+            self.choose(node_limit)
 
     def choose_some(self, unserved: Floats, node_limit: int) -> tuple[dict[int, int], ...] | None:
         """Return the best whole mixes where leaving a service out costs so much; None if none was found."""
