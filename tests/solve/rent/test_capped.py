@@ -103,7 +103,7 @@ def test_the_bound_within_what_there_is_holds(seed: int, factor: float) -> None:
 def test_prices_end_where_everything_is_served_though_bounds_stay_a_little_below(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A bound on a grid never meets the relaxation; while leaving services out is cheap it says too little."""
+    """A bound on a grid stays below the relaxation, which says too little while leaving out is cheap."""
 
     def coarse(*asked: Any) -> Evaluation:
         found = evaluate(*asked)

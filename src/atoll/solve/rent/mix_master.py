@@ -302,7 +302,7 @@ class Decomposition:
     def vary(self, node_limit: int) -> None:
         """Offer whole mixes as soon as some fit together, with more of them found at prices a little off.
 
-        Mixes of the best prices share what is scarce by parts, and few of them leave whole nodes for each other.
+        Mixes of the best prices share what is scarce by parts: few leave whole nodes for each other.
         """
         rng = stream(self._seed, "mixes")
         for _ in range(_VARIED_ROUNDS):

@@ -125,10 +125,10 @@ def _use_once(row: Floats, before: Floats, w: int, c: float) -> None:
     # Two plain loops over what lies side by side: each is done for several levels at a time.
     first, later = c + before[0], row[w:]
     for d in range(w):
-        row[d] = first if first < row[d] else row[d]
+        row[d] = min(row[d], first)
     for d in range(len(later)):
         covered = c + before[d]
-        later[d] = covered if covered < later[d] else later[d]
+        later[d] = min(later[d], covered)
 
 
 @part
