@@ -26,8 +26,12 @@ def read_known(path: Path | None, make: Callable[..., Found]) -> dict[int, Found
 
 
 def list_seeds(text: str | None, cases: int) -> Iterable[int]:
-    """Return the seeds that "7" or "100:200" names, else so many from 0 on."""
+    """Return the seeds that "7", "100:200" or both with commas between name, else so many from 0 on."""
     if text is None:
         return range(cases)
-    first, _, last = text.partition(":")
-    return range(int(first), int(last) if last else int(first) + 1)
+    spans = (part.partition(":") for part in text.split(","))
+    return [
+        seed
+        for first, _, last in spans
+        for seed in range(int(first), int(last) if last else int(first) + 1)
+    ]

@@ -481,7 +481,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer cases, under three minutes")
     parser.add_argument("--cases", type=int, help="so many, from seed 0 on")
-    parser.add_argument("--seeds", help="only these, as in 7 or 100:200")
+    parser.add_argument("--seeds", help="only these, as in 7,100:200")
     parser.add_argument("--results", type=Path, help="go on from what this file has, and add to it")
     arguments = parser.parse_args()
     wanted = arguments.cases or (QUICK_CASES if arguments.quick else CASES)

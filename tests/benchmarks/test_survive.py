@@ -15,6 +15,7 @@ from benchmarks.planning import (
     survive_shortage,
     survive_spot,
 )
+from benchmarks.planning.case_runs import list_seeds
 from benchmarks.planning.survive_outcome import FAULTS, Outcome
 from tests.reference.loss_enumeration import cheapest
 from tests.reference.shortage_ilp import ShortChoice, ShortPiece, most_served
@@ -119,3 +120,8 @@ def test_who_is_served_worst_gets_what_an_integer_program_finds() -> None:
     outcome = survive_shortage.run_case(seed)
     assert outcome.status == "partial"
     assert outcome.faults == {}
+
+
+def test_seeds_are_named_one_by_one_or_as_spans() -> None:
+    assert list(list_seeds("7,100:102", 5)) == [7, 100, 101]
+    assert list(list_seeds(None, 3)) == [0, 1, 2]

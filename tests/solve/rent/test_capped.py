@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.solve.deadline import Deadline
+from atoll.solve.rent import mix_master
+from atoll.solve.rent.capped import capped_oracle
 from atoll.solve.rent.capped.capped_cover import LEVELS, cover_capped
-from atoll.solve.rent.capped.capped_oracle import capped_oracles, fits
-from atoll.solve.rent.incumbent import Work
-from atoll.solve.rent.relaxation import evaluate, market_prices
+from atoll.solve.rent.capped.capped_oracle import capped_oracles, fits, tighten
+from atoll.solve.rent.incumbent import Incumbent, Target, Work
+from atoll.solve.rent.mix_master import Decomposition
+from atoll.solve.rent.relaxation import Evaluation, evaluate, market_prices
 from atoll.solve.rent.rent_search import oracles_of
 from tests.seeds import examples
 from tests.solve.rent.cases import model_of, optimum, random_case
@@ -91,3 +98,29 @@ def test_the_bound_within_what_there_is_holds(seed: int, factor: float) -> None:
     loose = evaluate(model, oracles_of(model), "cost", prices, nothing)
     assert found.value >= loose.value - 1e-9
     assert found.value <= optimum(case) + 1e-6
+
+
+def test_prices_end_where_everything_is_served_though_bounds_stay_a_little_below(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bound on a grid stays below the relaxation, which says too little while leaving out is cheap."""
+
+    def coarse(*asked: Any) -> Evaluation:
+        found = evaluate(*asked)
+        return replace(found, value=0.99 * found.value)
+
+    monkeypatch.setattr(mix_master, "evaluate", coarse)
+    monkeypatch.setattr(capped_oracle, "_UNSERVED_PRICE", 0.2)
+    case = random_case(9, services=3, scarce=0.94)
+    model = model_of(case)
+    standing = Incumbent(Target(1e-3), Deadline(600.0), Work(100_000.0))
+    oracles = oracles_of(model)
+    mixes = Decomposition(model, oracles, "cost", np.zeros(len(oracles)), standing, 0)
+    least = np.array([legs.least for legs in mixes.rate(market_prices(model)).legs])
+    mixes.unserved = 3.0 * np.maximum(1.0, least)
+    mixes.master.set_unserved(mixes.unserved)
+    mixes.converge()
+    capped = tighten(mixes, 0)
+    assert capped is not mixes
+    assert capped.master.unserved_shares(capped.master.relax(600.0)).max() < 1e-6
+    assert capped.root.value <= optimum(case)

@@ -130,3 +130,18 @@ def test_an_instance_program_pays_for_what_is_left_unserved(price: float) -> Non
     answer = master.solve(MipLimits(60.0, 0.0, 1e-9, 1000))
     assert answer.objective == pytest.approx(min(2 * price, 1.0 + price))
     assert answer.served.sum() == pytest.approx(1.0 if price > 1.0 else 0.0)
+
+
+def test_mixes_at_prices_a_little_off_fit_together_where_those_of_the_best_prices_do_not() -> None:
+    case = random_case(9, services=3, regions=2, scarce=1.1)
+    model, standing = model_of(case), _standing()
+    mixes = _converged(model, standing)
+    assert mixes is not None
+    mixes.choose(200)
+    assert standing.solution is None
+    mixes.vary(200)
+    assert standing.solution is not None
+    assert optimum(case) - 1e-6 <= standing.objective <= 1.1 * optimum(case)
+    assert np.all(standing.solution.machines <= case.supply.available)
+    for items, number in zip(model.items, standing.solution.items, strict=True):
+        assert served_share(items, number, model.regions) >= 1.0 - 1e-6

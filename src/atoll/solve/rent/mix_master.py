@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.core.errors import InternalError
+from atoll.core.rng import stream
 from atoll.solve.array_types import Floats, Ints
 from atoll.solve.lp import LpResult, Sparse
 from atoll.solve.rent.incumbent import Incumbent, MipLimits
@@ -35,6 +36,10 @@ _MIN_SHARE_USED = 1e-6
 """Share of a mix, or of a demand, from which on the relaxation counts as using, or leaving, it."""
 _MIN_GAIN = 1e-6
 """Share by which the bound must rise for a round to count as a better one."""
+_VARIED_ROUNDS = 16
+"""How often mixes are sought at prices a little off, until some fit together."""
+_VARIED = 0.1
+"""How far off: the standard deviation of the logarithm of their ratio to the best."""
 _TABLE_WORK = 3.0
 """Work of a service's functions, in simplex iterations, for each phase and zone."""
 _ITEM_WORK = 1e-4
@@ -46,7 +51,9 @@ class Pace:
     """How prices are sought: `stay` is how near new prices stay to the best.
 
     It ends when the bound is within `near` of the gap that is asked for, after so many `rounds`, after
-    `patience` rounds in which the bound did not rise, and when `spend` of the work is spent.
+    `patience` rounds in which the bound did not rise by a `step` of that gap, and when `spend` of the work is
+    spent. Leaving services unserved gets `dearer` times as dear where that is all that is left to gain: once
+    the bound is that near, or within a share `dear` of the relaxation.
     """
 
     rounds: int
@@ -54,6 +61,9 @@ class Pace:
     near: float
     patience: int
     spend: float
+    dearer: float
+    dear: float = 0.0
+    step: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -159,7 +169,7 @@ class MixMaster(RentalProgram):
 class Decomposition:
     """Finds the best prices by column generation over mixes, and with them a bound and good mixes."""
 
-    pace = Pace(rounds=60, stay=0.65, near=0.2, patience=20, spend=0.75)
+    pace = Pace(rounds=60, stay=0.65, near=0.2, patience=20, spend=0.75, dearer=4.0)
 
     def __init__(
         self,
@@ -240,12 +250,14 @@ class Decomposition:
                 return
             there, duals = self.master.prices(result), self.master.demand_duals(result)
             self.relaxed = there, duals
-            near = pace.near * self.standing.target.spare(result.objective)
-            if result.objective - self.root.value <= near:
-                # The bound may be near only because leaving services out is cheap.
-                if not self._raise_unserved(result):
+            above = result.objective - self.root.value
+            spare = self.standing.target.spare(result.objective)
+            # The bound may be near only because leaving services out is cheap.
+            if above <= max(pace.near * spare, pace.dear * result.objective):
+                if self._raise_unserved(result):
+                    continue
+                if above <= pace.near * spare:
                     return
-                continue
             before = self.root.value
             between = blend(self.root.prices, there, pace.stay)
             self.rate(between)
@@ -254,7 +266,7 @@ class Decomposition:
             if not added:
                 self.rate(there)
                 added = self.gather(there, duals)
-            better = self.root.value > before + _MIN_GAIN * abs(before)
+            better = self.root.value > before + max(_MIN_GAIN * abs(before), pace.step * spare)
             stalled = 0 if better else stalled + 1
             if not added and not better:
                 return
@@ -266,7 +278,7 @@ class Decomposition:
         # Dearer than any plan by far: what is still left out cannot be served.
         if float(self.unserved.max()) > 1e3 * max(1.0, self.standing.ceiling):
             return False
-        self.unserved = 4.0 * self.unserved
+        self.unserved = self.pace.dearer * self.unserved
         self.master.set_unserved(self.unserved)
         return True
 
@@ -286,6 +298,23 @@ class Decomposition:
         if chosen is None or self.goal != "cost" or self.model.limits.spread > 1:
             return
         offer_items(self.model, chosen, self.standing, self._seed)
+
+    def vary(self, node_limit: int) -> None:
+        """Offer whole mixes as soon as some fit together, with more of them found at prices a little off.
+
+        Mixes of the best prices share what is scarce by parts: few leave whole nodes for each other.
+        """
+        rng = stream(self._seed, "mixes")
+        for _ in range(_VARIED_ROUNDS):
+            if self.standing.done or self.standing.solution is not None:
+                return
+            result = self.master.relax(self.standing.deadline.limit())
+            if result.status != "optimal":
+                return
+            prices = self.master.prices(result)
+            row = prices.row * rng.lognormal(0.0, _VARIED, len(prices.row))
+            self.gather(replace(prices, row=row), self.master.demand_duals(result))
+            self.choose(node_limit)
 
     def choose_some(self, unserved: Floats, node_limit: int) -> tuple[dict[int, int], ...] | None:
         """Return the best whole mixes where leaving a service out costs so much; None if none was found."""

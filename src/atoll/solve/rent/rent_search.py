@@ -119,6 +119,7 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
         if not standing.done:
             mixes = tighten(mixes, seed)
             mixes.choose(_MAX_NODES)
+            mixes.vary(_MAX_NODES)
         if not standing.done:
             partial = repair(model, mixes, _list_near(mixes), standing, seed)
             # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.

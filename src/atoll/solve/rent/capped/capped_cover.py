@@ -121,9 +121,21 @@ def _fits(digits: Ints, v: int, u: int) -> bool:
 
 @part
 def _use_once(row: Floats, before: Floats, w: int, c: float) -> None:
-    """Let an item be used on top of what `before` covers."""
+    """Let an item be used on top of what `before`, another row, covers."""
+    # Two plain loops over what lies side by side: each is done for several levels at a time.
+    first, later = c + before[0], row[w:]
+    for d in range(w):
+        row[d] = min(row[d], first)
+    for d in range(len(later)):
+        covered = c + before[d]
+        later[d] = min(later[d], covered)
+
+
+@part
+def _use_often(row: Floats, w: int, c: float) -> None:
+    """Let an item be used any number of times on top of what its own row covers."""
     for d in range(1, len(row)):
-        row[d] = min(row[d], c + before[max(0, d - w)])
+        row[d] = min(row[d], c + row[max(0, d - w)])
 
 
 @part
@@ -162,7 +174,10 @@ def _cover_capped(
             if cost[at] < _least(row, steps, cost, known, free, steps[at]):
                 known[number] = at
                 number += 1
-                _use_once(row, value[0], steps[at], cost[at])
+                if u == 0:
+                    _use_often(row, steps[at], cost[at])
+                else:
+                    _use_once(row, value[0], steps[at], cost[at])
                 work += width
             at += 1
         # Items of state 0 take nothing scarce: they go beside any other, any number of times.
@@ -170,7 +185,7 @@ def _cover_capped(
             free = number
         else:
             for n in range(free):
-                _use_once(row, row, steps[known[n]], cost[known[n]])
+                _use_often(row, steps[known[n]], cost[known[n]])
                 work += width
     count[0] = number
     count[1] = work

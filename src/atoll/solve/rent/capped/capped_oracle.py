@@ -29,14 +29,14 @@ STATES = 1500
 """States of a region up to which cells are counted."""
 _STEP_TOLERANCE = 1e-9
 """Levels that rounding may add to or take from a share."""
-_TABLE_WORK = 5e-6
+_TABLE_WORK = 2e-6
 """Work of one step of a table, in simplex iterations."""
 _LEVEL_OF_STEP = -(-np.arange(GRID + 1) // (GRID // LEVELS))
 """The level that a step of the fine grid needs at least."""
 
 _COUNTED = 4
 """How often in a round cells may be added to those that a service's oracle counts."""
-_UNSERVED_PRICE = 1.05
+_UNSERVED_PRICE = 1.4
 """Price of leaving a service unserved, as a multiple of what serving it costs."""
 _MIN_SHARE_USED = 1e-6
 """Share of a mix from which on the relaxation counts as using it."""
@@ -167,7 +167,9 @@ def capped_oracles(
 class CappedDecomposition(Decomposition):
     """Finds the best prices where each service keeps within what there is."""
 
-    pace = Pace(rounds=40, stay=0.8, near=0.05, patience=8, spend=0.6)
+    pace = Pace(
+        rounds=40, stay=0.8, near=0.05, patience=4, spend=0.6, dearer=1.3, dear=0.02, step=0.05
+    )
 
     def __init__(
         self,
