@@ -96,7 +96,7 @@ def test_same_order_same_bytes() -> None:
     swapped = build_order(env=env[::-1], types=("L4:1", "T4:4"))
     assert write_manifests(swapped, SETTINGS, CATALOG) == text
     assert [made["kind"] for made in yaml.safe_load_all(text)] == [
-        *("ConfigMap", "Service", "PodDisruptionBudget", "StatefulSet", "StatefulSet")
+        *("ConfigMap", "Service", "StatefulSet", "StatefulSet")
     ]
 
 

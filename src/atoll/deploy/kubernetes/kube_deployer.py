@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from atoll.catalog.catalog import Catalog
+from atoll.deploy.kubernetes.eviction_guard import EvictionGuard
 from atoll.deploy.kubernetes.kube_client import KubeClient
 from atoll.deploy.kubernetes.kube_lease import LeaseHolder, find_newest_term
 from atoll.deploy.kubernetes.kube_machines import (
@@ -45,7 +46,7 @@ from atoll.plan.problem import Offer
 Json = dict[str, Any]
 
 STOP_GRACE_S = 1
-UNOWNED_KINDS = ("Service", "PodDisruptionBudget", "Secret")
+UNOWNED_KINDS = ("Service", "Secret")
 
 
 class KubernetesDeployer:
@@ -75,6 +76,7 @@ class KubernetesDeployer:
         self._cordoned: dict[str, float] = {}
         self._starting: dict[str, float] = {}
         self._grows = bool(settings.node_pools)
+        self._guard: EvictionGuard | None = None
 
     @classmethod
     def connect(
@@ -169,6 +171,22 @@ class KubernetesDeployer:
     def lease(self, fleet: str, holder: str, duration_s: int = 30) -> LeaseHolder:
         """Return the lease by which one controller of a fleet acts at a time."""
         return LeaseHolder(self._client, fleet, holder, duration_s)
+
+    def hold_evictions(self, fleet: str, now_s: float | None) -> None:
+        """Have evictions wait for a fleet's controller; None: it ends, and what is idle is not held any more.
+
+        Where that may not be they pass, which is said once.
+        """
+        if self._guard is None:
+            self._guard = EvictionGuard(self._client, self._settings, fleet)
+        try:
+            if now_s is None:
+                self._guard.end()
+            else:
+                self._guard.renew(now_s)
+        except DeployError as error:
+            if error.kind != "unreachable":
+                self._tell([f"evictions pass without asking: {error}"])
 
     def _apply(self, order: StartOrder) -> None:
         # All of it is rendered, and every secret read, before anything is applied.

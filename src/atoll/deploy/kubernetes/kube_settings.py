@@ -46,7 +46,8 @@ class KubernetesSettings(DeployerSettings):
 
     `drain_s` is how long streams may take to end, `schedule_s` how long a pod may wait for a node before it
     counts as failed. `evictable` lets the cluster move a pod without asking; otherwise draining a machine
-    waits until the controller, who sees the cordon, has moved the instance.
+    waits until the controller, who sees the cordon, has moved the instance, but no longer than
+    `hold_evictions_s` after a controller acted last.
 
     `gpu_names` gives the catalog's GPU for a machine's label that does not name it ({"NVIDIA-A10": "A10G"}).
     `requests` and `limits` are added to those of GPUs for every node ({"cpu": "8", "memory": "64Gi",
@@ -81,6 +82,7 @@ class KubernetesSettings(DeployerSettings):
     drain_s: int = Field(default=600, ge=1, le=86_400)
     schedule_s: float = Field(default=300.0, ge=0)
     evictable: bool = False
+    hold_evictions_s: int = Field(default=300, ge=30, le=86_400)
     probe: Literal["exec", "http"] = "exec"
     user: int | None = Field(default=None, ge=1)
     gpu_names: dict[str, str] = Field(default_factory=dict)

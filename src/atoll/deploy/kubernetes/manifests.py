@@ -75,7 +75,6 @@ def render_instance(
     if group:
         return (
             _config_map(order, name, settings, group=True),
-            _budget(order, name, settings),
             _group(order, name, settings, catalog),
         )
     several = len(order.commands) > 1
@@ -85,7 +84,6 @@ def render_instance(
     return (
         _config_map(order, name, settings),
         *((_service(order, name, settings),) if several else ()),
-        _budget(order, name, settings),
         *sets,
     )
 
@@ -175,18 +173,6 @@ def _service(order: StartOrder, name: str, settings: KubernetesSettings) -> Mani
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {"app.kubernetes.io/instance": name},
-        },
-    }
-
-
-def _budget(order: StartOrder, name: str, settings: KubernetesSettings) -> Manifest:
-    return {
-        **_head("policy/v1", "PodDisruptionBudget", name, order, settings),
-        "spec": {
-            "maxUnavailable": 1 if settings.evictable else 0,
-            # What does not serve holds up nobody who drains a machine.
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": {"app.kubernetes.io/instance": name}},
         },
     }
 
