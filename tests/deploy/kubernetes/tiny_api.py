@@ -3,8 +3,9 @@
 Kept: fields belong to who applied them, another manager's different value is a conflict, fields left out go
 unless somebody else has them too; every write has a new resourceVersion and a stale one is refused; labels
 and names must be legal; deletion in the foreground waits for what is owned, a pod for its grace; an eviction
-waits for budgets. `step` does what controllers do: it makes the pods of sets, ends Jobs whose deadline has
-passed (none has pods), collects garbage, and gives pods to machines. What a machine that died was asked to end stays until somebody takes the machine away.
+waits for budgets. `step` does what controllers do: it makes the pods of sets, ends Jobs that are past their
+deadline (none has pods), collects garbage, and gives pods to machines. What a machine that died was asked to
+end stays until somebody takes the machine away.
 """
 
 from __future__ import annotations
