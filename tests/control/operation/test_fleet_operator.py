@@ -155,6 +155,19 @@ def test_changes_reach_the_controller_and_mistakes_do_not(stage: Stage) -> None:
     assert len(stage.processes) == 2
 
 
+def test_a_fleet_is_called_what_its_object_is_and_stays_in_its_namespace(stage: Stage) -> None:
+    # By its name its Lease is found; two objects must not share one.
+    stage.add(fleet={**FLEET, "name": "theirs"})
+    stage.operator.turn()
+    file = stage.folder / "lab" / "fleet.yaml"
+    assert yaml.safe_load(file.read_text())["name"] == "lab"
+    for key in ("namespace", "kubeconfig", "context"):
+        stage.fleet()["spec"]["target"] = {key: "elsewhere"}
+        stage.operator.turn()
+        (accepted, _) = stage.fleet()["status"]["conditions"]
+        assert accepted["message"] == f"spec.target.{key}: it is the operator's (fix: leave it out)"
+
+
 def test_the_status_is_that_of_the_controller_that_acts(stage: Stage) -> None:
     stage.add()
     stage.operator.turn()

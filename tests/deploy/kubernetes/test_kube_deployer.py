@@ -573,9 +573,13 @@ def test_offers_leave_out_what_other_fleets_and_settings_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     toleration = {"key": "team", "operator": "Equal", "value": "ml"}
-    cluster = Cluster(node_selector={"pool": "gpu"}, tolerations=[toleration])
+    rules = [{"key": "tier", "operator": "NotIn", "values": ["slow"]}]
+    cluster = Cluster(
+        node_selector={"pool": "gpu"}, tolerations=[toleration], node_affinity=rules
+    )
     api = cluster.api
     pool = {**L4, "pool": "gpu"}
+    api.add_node("slow", {**pool, "tier": "slow"}, 1)
     for name in ("mine", "theirs"):
         api.add_node(name, pool, 1)
     api.add_node("ours", pool, 1, taints=[{**toleration, "effect": "NoSchedule"}])

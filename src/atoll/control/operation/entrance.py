@@ -150,8 +150,8 @@ def use_fabric(
 ) -> Entrance:
     """Return an entrance of which others run hub and gateway; `fabric` is a token, @FILE or open://HOST:PORT.
 
-    `url` may be several, with commas between. A token that came as text is kept in a file of its own: commands name files. `admin_token` is the file
-    with which the gateway at `url` is asked what it sees.
+    `url` may be several, with commas between. A token that came as text is kept in a file of its own:
+    commands name files. `admin_token` is the file with which gateways are asked what they see.
     """
     from atoll.fabric.identity.access import Access
     from atoll.fabric.identity.authority import write_secret
