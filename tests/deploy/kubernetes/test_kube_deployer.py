@@ -574,9 +574,7 @@ def test_offers_leave_out_what_other_fleets_and_settings_do(
 ) -> None:
     toleration = {"key": "team", "operator": "Equal", "value": "ml"}
     rules = [{"key": "tier", "operator": "NotIn", "values": ["slow"]}]
-    cluster = Cluster(
-        node_selector={"pool": "gpu"}, tolerations=[toleration], node_affinity=rules
-    )
+    cluster = Cluster(node_selector={"pool": "gpu"}, tolerations=[toleration], node_affinity=rules)
     api = cluster.api
     pool = {**L4, "pool": "gpu"}
     api.add_node("slow", {**pool, "tier": "slow"}, 1)
