@@ -106,7 +106,7 @@ class KubernetesSettings(DeployerSettings):
     drain_s: int = Field(default=600, ge=1, le=86_400)
     schedule_s: float = Field(default=300.0, ge=0)
     evictable: bool = False
-    hold_evictions_s: int = Field(default=300, ge=30, le=86_400)
+    hold_evictions_s: int = Field(default=300, ge=5, le=86_400)
     probe: Literal["exec", "http"] = "exec"
     user: int | None = Field(default=None, ge=1)
     gpu_names: dict[str, str] = Field(default_factory=dict)
