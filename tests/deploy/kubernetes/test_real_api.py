@@ -484,8 +484,13 @@ def test_the_server_takes_the_chart_and_keeps_a_fleet(api: KubeTransport, tmp_pa
         put(api, made, "atoll", dryRun="All")
         pod = made.get("spec", {}).get("template")
         if pod is not None:
+            claims = made["spec"].get("volumeClaimTemplates", ())
+            volumes = [{"name": each["metadata"]["name"], "emptyDir": {}} for each in claims]
+            spec = {**pod["spec"], "volumes": [*pod["spec"]["volumes"], *volumes]}
+            # Nobody is there to make the account of the namespace.
+            spec.pop("serviceAccountName", None)
             meta = {**pod["metadata"], "name": "x"}
-            body = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod["spec"]}
+            body = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
             query = {"dryRun": "All", "fieldValidation": "Strict"}
             where = "/api/v1/namespaces/atoll/pods"
             answer = api.ask("POST", where, query=query, body=json.dumps(body).encode())
