@@ -64,8 +64,6 @@ class Entrance(Frozen):
 
     The gateway is asked what it sees on its `admin_socket`, or at its address, and all at `others`, with the
     token in the file `admin_token`. `token` is the file that instances join with, `observer` that of whoever
-    The gateway is asked what it sees on its `admin_socket`, or at its address, and all at `others`, with the
-    token in the file `admin_token`. `token` is the file that instances join with, `observer` that of whoever
     looks; `hub` and `gateway` are set where they were started for this fleet, `graph` and its port where it
     has any-to-any services.
     """
