@@ -505,6 +505,9 @@ def test_the_server_takes_the_chart_and_keeps_a_fleet(api: KubeTransport, tmp_pa
     (seen,) = mine.select("Fleet")
     assert seen["status"]["phase"] == "Invalid"
     assert seen["status"]["conditions"][0]["message"].startswith("spec.fleet.services")
+    # What is not known any more goes.
+    for plan in ({"hash": "a", "served": {"chat": "1"}}, {"hash": "b", "served": {}}, {}):
+        mine.apply_status({**fleet, "status": {"phase": "Ready", "plan": plan}})
     mine.delete("Fleet", "lab")
     kept.turn()
     assert mine.select("Fleet") == []

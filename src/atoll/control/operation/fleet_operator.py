@@ -111,17 +111,23 @@ class ClusterOperator:
         self._kept: dict[str, _Kept] = {}
 
     def turn(self) -> None:
-        """Look at all Fleets; DeployError where the API does not answer. One fleet's fault is its own."""
+        """Look at all Fleets; DeployError where the API refuses. One fleet's fault keeps no other waiting."""
         seen = {each["metadata"]["name"]: each for each in self._client.select("Fleet")}
         for name in sorted(self._kept.keys() - seen.keys()):
             # Gone without our finalizer, by somebody's force: what it left goes on, as they wanted.
             self._stop(self._kept.pop(name))
+        faults: list[DeployError] = []
         for name, fleet in sorted(seen.items()):
             kept = self._kept.setdefault(name, _Kept())
-            if fleet["metadata"].get("deletionTimestamp"):
-                self._take_down(name, fleet, kept)
-            else:
-                self._keep(name, fleet, kept)
+            try:
+                if fleet["metadata"].get("deletionTimestamp"):
+                    self._take_down(name, fleet, kept)
+                else:
+                    self._keep(name, fleet, kept)
+            except DeployError as error:
+                faults.append(error)
+        if faults:
+            raise faults[0]
 
     def close(self) -> None:
         """End all controllers; fleets go on serving."""
