@@ -475,10 +475,9 @@ def test_the_server_takes_the_chart_and_keeps_a_fleet(api: KubeTransport, tmp_pa
         return any((c["type"], c["status"]) == ("Established", "True") for c in conditions)
 
     eventually_so(is_there)
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "atoll"}}
     # Its pods are as the strictest of the cluster's own standards wants them.
-    space["metadata"]["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
-    put(api, space)
+    meta = {"name": "atoll", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    put(api, {"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
     values = {each: VALUES[each] for each in ("hubs", "gateway", "target", "fleets")}
     for made in render(tmp_path, values):
         put(api, made, "atoll", dryRun="All")
