@@ -170,6 +170,14 @@ def drain_while_the_controller_is_slow(world: ClusterWorld) -> Iterator[None]:
     yield from drain
 
 
+def drain_while_nobody_operates(world: ClusterWorld) -> Iterator[None]:
+    """The controller is away for good when a machine is drained: the drain ends all the same."""
+    drain = world.drain(min(world.pods().values()), max_turns=120)
+    for _ in drain:
+        world.stage.live(TURN_S)
+    yield
+
+
 def uncordon(world: ClusterWorld) -> Iterator[None]:
     """A machine is cordoned for a moment, and nothing is evicted."""
     machine = min(world.pods().values())
@@ -276,9 +284,11 @@ def change_only(world: ClusterWorld) -> Iterator[None]:
 
 def ask_for_status(world: ClusterWorld) -> Iterator[None]:
     """Somebody asks how the fleet stands while the API is down, and while a lease is held."""
+    world.stage.deployer().lease(FLEET, "one").release()
     holder = world.stage.deployer().lease(FLEET, "elsewhere", 90)
     holder.acquire(world.stage.now_s)
     world.check("operated by elsewhere" in world.show_status(), "who holds the lease is not shown")
+    holder.release()
     for fault in ("time-out", "errors", "silent"):
         world.stage.fault = fault
         yield
@@ -299,6 +309,7 @@ EVENTS = (
     ClusterEvent("both machines are drained", drain_all, 4),
     ClusterEvent("a drain while another takes over", drain_while_another_takes_over, 3),
     ClusterEvent("a drain while the controller is slow", drain_while_the_controller_is_slow, 3),
+    ClusterEvent("a drain while nobody operates", drain_while_nobody_operates, 2),
     ClusterEvent("a cordon that is taken back", uncordon, 3),
     *(
         ClusterEvent(f"{kind} without {path[-1]}", damage(kind, *path), 2)

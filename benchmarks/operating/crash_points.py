@@ -33,7 +33,7 @@ from atoll.control.operation.control_loop import (
     PlanInForce,
     TrafficReport,
 )
-from atoll.control.operation.controller_lease import FileLease, LeaseHeldError
+from atoll.control.operation.controller_lease import ClusterLease, LeaseHeldError
 from atoll.control.operation.fleet_history import History, HistoryEvent
 from atoll.control.operation.targets import PoolTarget
 from atoll.core.files import atomic_write
@@ -190,7 +190,7 @@ class Cluster:
             place,
             InstanceStore(self.folder / "instances"),
             MortalHistory(self.folder / "history.jsonl", self.death),
-            FileLease(self.folder / "lease.json"),
+            ClusterLease(target, FLEET),
             plan(kinds),
             holder=f"controller-{self._holders}",
             clock=lambda: self.api.now_s,
@@ -230,14 +230,7 @@ class Cluster:
     def count_orphans(self) -> int:
         """Objects of no instance that is ready."""
         kept = {each.handle for each in self.target(self.api).list(FLEET)}
-        owned = (
-            "configmaps",
-            "statefulsets",
-            "pods",
-            "services",
-            "poddisruptionbudgets",
-            "secrets",
-        )
+        owned = ("configmaps", "statefulsets", "pods", "services", "secrets")
         return sum(
             made["metadata"].get("labels", {}).get("app.kubernetes.io/instance") not in kept
             for plural in owned

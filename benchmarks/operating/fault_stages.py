@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+from atoll.control.operation.controller_lease import ClusterLease
 from atoll.deploy.kubernetes.kube_client import HttpAnswer, KubeClient
 from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
@@ -241,6 +242,10 @@ class KubeStage:
         clock = lambda: self.api.now_s  # noqa: E731
         client = KubeClient(self, "default")
         return KubernetesDeployer(client, self.settings, clock=clock, fleet=FLEET)
+
+    def lease(self) -> ClusterLease:
+        """Return the cluster's lease, which is always answered: a turn without one does nothing."""
+        return ClusterLease(KubernetesDeployer(self.client(), self.settings, fleet=FLEET), FLEET)
 
     def client(self) -> KubeClient:
         """Return a way to the API that never answers wrongly."""

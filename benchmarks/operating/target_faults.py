@@ -40,7 +40,7 @@ from atoll.control.operation.targets import PoolTarget
 from atoll.deploy.target import NodeCommand, StartOrder
 from atoll.plan.plan import Plan, Route
 from atoll.plan.problem import Problem
-from benchmarks.operating.fault_stages import STAGES, Stage
+from benchmarks.operating.fault_stages import STAGES, KubeStage, Stage
 from benchmarks.operating.faults import FAULTS, SECRET
 from benchmarks.report import Figure, finish
 from tests.deploy import killed_rollouts
@@ -177,11 +177,13 @@ class Fleet:
             lambda _one: self.target,
             self._order,
         )
+        file = self.folder / "lease.json"
+        lease = self.stage.lease() if isinstance(self.stage, KubeStage) else FileLease(file)
         return FleetController(
             place,
             InstanceStore(self.folder / "instances"),
             History(self.folder / "history.jsonl"),
-            FileLease(self.folder / "lease.json"),
+            lease,
             plan((kind, kind)),
             holder="one",
             clock=lambda: self.stage.now_s,

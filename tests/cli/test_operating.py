@@ -259,7 +259,7 @@ def test_a_dry_run_writes_manifests_without_a_cluster(capsys: Captured, plan: Pa
             if each["kind"] == "StatefulSet":
                 pod = each["spec"]["template"]["spec"]
                 assert pod["containers"][0]["image"] == "atoll:9"
-    assert kinds == {"ConfigMap", "PodDisruptionBudget", "StatefulSet"}
+    assert kinds == {"ConfigMap", "StatefulSet"}
 
 
 def test_a_dry_run_writes_lines_for_this_machine(capsys: Captured, plan: Path) -> None:

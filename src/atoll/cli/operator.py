@@ -26,7 +26,9 @@ class OperatorOptions(VerbSettings):
     )
     kubeconfig: Path | None = option(None, "Else $KUBECONFIG, ~/.kube/config or the pod's account.")
     context: str | None = option(None, "Context of the kubeconfig.")
-    gateway: str | None = option(None, "Address of the gateway.", metavar="URL")
+    gateway: str | None = option(
+        None, "Address of the gateway, or of several, with commas between.", metavar="URL"
+    )
     admin_token: Path | None = option(None, "File with the gateway's admin token.")
     every: Duration = option("5min", "How often plans are made anew, at least.")
     look: Duration = option("10s", "How often Fleets are looked at.")

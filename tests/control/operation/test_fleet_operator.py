@@ -16,6 +16,7 @@ from atoll.control.operation.fleet_operator import FINALIZER, ClusterOperator, O
 from atoll.deploy.kubernetes.kube_client import KubeClient
 from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
+from atoll.deploy.target import DeployError
 from atoll.deploy.target_table import TargetSettings
 from tests.deploy.kubernetes.tiny_api import TinyApi
 
@@ -153,6 +154,37 @@ def test_changes_reach_the_controller_and_mistakes_do_not(stage: Stage) -> None:
     stage.operator.turn()
     assert stage.processes[0].code == 0
     assert len(stage.processes) == 2
+
+
+def test_a_fleet_that_is_refused_keeps_no_other_waiting(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.add("a")
+    stage.add("lab")
+    apply = stage.client.apply
+
+    def refuse(manifest: dict[str, Any]) -> dict[str, Any]:
+        if manifest["metadata"]["name"] == "a":
+            raise DeployError("the server does not like it", kind="settings")
+        return apply(manifest)
+
+    monkeypatch.setattr(stage.client, "apply", refuse)
+    with pytest.raises(DeployError, match="does not like it"):
+        stage.operator.turn()
+    assert [str(stage.folder / "lab" / "fleet.yaml")] == [p.arguments[1] for p in stage.processes]
+
+
+def test_a_fleet_is_called_what_its_object_is_and_stays_in_its_namespace(stage: Stage) -> None:
+    # By its name its Lease is found; two objects must not share one.
+    stage.add(fleet={**FLEET, "name": "theirs"})
+    stage.operator.turn()
+    file = stage.folder / "lab" / "fleet.yaml"
+    assert yaml.safe_load(file.read_text())["name"] == "lab"
+    for key in ("namespace", "kubeconfig", "context"):
+        stage.fleet()["spec"]["target"] = {key: "elsewhere"}
+        stage.operator.turn()
+        (accepted, _) = stage.fleet()["status"]["conditions"]
+        assert accepted["message"] == f"spec.target.{key}: it is the operator's (fix: leave it out)"
 
 
 def test_the_status_is_that_of_the_controller_that_acts(stage: Stage) -> None:

@@ -9,12 +9,15 @@ from rich.console import Console
 
 from atoll.cli.fleet_status import draw_fleet_status
 from atoll.control.operation import fleet_status
-from atoll.control.operation.fleet_home import FleetHome, FleetRecord
+from atoll.control.operation.fleet_home import Entrance, FleetHome, FleetRecord, WeightsRecord
 from atoll.control.operation.fleet_status import look_at_fleet
+from atoll.control.operation.gateways import TRAFFIC, GatewayAddress, GatewayReply
 from atoll.control.operation.operated import TargetLook
 from atoll.control.operation.sightings import Sightings
 from atoll.control.operation.targets import PoolTarget
+from atoll.core.errors import AtollError
 from atoll.deploy.target_table import TargetSettings
+from atoll.telemetry.traffic_page import ModelTraffic, TrafficPage, WindowSums
 from tests.control.operation.test_cluster_lease import target
 from tests.deploy.kubernetes.builders import build_order
 from tests.deploy.kubernetes.tiny_api import TinyApi
@@ -66,3 +69,35 @@ def test_who_holds_the_lease_of_the_cluster_operates_it(
     deployer.lease("lab", "elsewhere", 90).acquire(api.now_s)
     assert "operated by elsewhere" in show(home, api.now_s + 80.0)
     assert "nobody operates it" in show(home, api.now_s + 100.0)
+
+
+def test_traffic_is_that_of_all_gateways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    window = dict.fromkeys(WindowSums.model_fields, 0) | {"seconds": 300.0}
+    counted = {"arrivals": 600, "judged": 10, "kept": 8}
+    one = ModelTraffic.parse({"minute": window, "five_minutes": window | counted, "hour": window})
+
+    async def ask(address: GatewayAddress, _method: str, page: str, _body: object) -> GatewayReply:
+        if address.url == "http://dead":
+            raise AtollError("it does not answer")
+        said = TrafficPage(models={"m": one}) if page == TRAFFIC else None
+        return GatewayReply(200, b"{}" if said is None else said.to_json().encode())
+
+    monkeypatch.setattr(fleet_status, "ask_gateway", ask)
+    monkeypatch.setattr(fleet_status, "look_at_targets", lambda *_: ())
+    record = FleetRecord(
+        name="lab",
+        source="lab.yaml",
+        targets=TargetSettings(names=("kubernetes",)),
+        weights={"chat": WeightsRecord(source="w", names=("m",))},
+        since_s=0.0,
+        up=True,
+        entrance=Entrance(
+            url="http://dead",
+            others=("http://a", "http://b"),
+            admin_token="/t",
+            token="/t",
+            observer="/t",
+        ),
+    )
+    (row,) = look_at_fleet(FleetHome(tmp_path), record, 60.0).traffic
+    assert (row.requests_per_s, row.judged, row.kept) == (4.0, 20, 16)

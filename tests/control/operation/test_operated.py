@@ -15,7 +15,7 @@ from atoll.control.operation.entrance import keep_entrance, use_fabric
 from atoll.control.operation.fleet_home import Entrance, FleetHome, FleetRecord, WeightsRecord
 from atoll.control.operation.operated import (
     FleetSource,
-    gateway_address,
+    list_gateways,
     look_at_targets,
     open_fleet,
     open_gateways,
@@ -170,13 +170,18 @@ def test_gateways_are_asked_where_they_can_be(tmp_path: Path) -> None:
     home = FleetHome(tmp_path)
     assert isinstance(open_gateways(home, record(), PROBLEM), NoGateways)
     silent = record(entrance=Entrance(url="http://gate", token="/t", observer="/t"))
-    assert gateway_address(silent) is None
+    assert list_gateways(silent) == ()
     at = Entrance(url="http://gate", admin_socket="/s", token="/t", observer="/t")
     spoken = record(entrance=at)
     first = open_gateways(home, spoken, PROBLEM, keep=False)
     assert not isinstance(first, NoGateways)
     # The same address: what it was told is not forgotten.
     assert renew_gateways(first, home, spoken, PROBLEM) is first
+    several = use_fabric(home, "open://127.0.0.1:7447", "http://a, http://b", "/admin")
+    assert [each.url for each in list_gateways(record(entrance=several))] == [
+        "http://a",
+        "http://b",
+    ]
     moved = record(entrance=at.model_copy(update={"admin_socket": "/other"}))
     assert renew_gateways(first, home, moved, PROBLEM) is not first
 

@@ -25,7 +25,10 @@ from atoll.deploy.kubernetes.kube_client import HttpAnswer
 
 LIMITED = "limited"
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
-CONTROLLERS = "statefulset-controller,garbage-collector-controller,disruption-controller"
+CONTROLLERS = ",".join(
+    f"{name}-controller"
+    for name in ("statefulset", "garbage-collector", "disruption", "job", "ttl-after-finished")
+)
 _START_S = 120.0
 
 

@@ -58,6 +58,16 @@ func main() {
 		"quote":  func(v any) string { return fmt.Sprintf("%q", fmt.Sprint(v)) },
 		"toYaml": toYaml,
 		"hasKey": func(m map[string]any, key string) bool { _, ok := m[key]; return ok },
+		"hasPrefix": func(prefix, text string) bool { return strings.HasPrefix(text, prefix) },
+		"int":       func(v any) int { n, ok := v.(float64); _ = ok; return int(n) },
+		"until": func(n int) []int {
+			found := make([]int, n)
+			for i := range found {
+				found[i] = i
+			}
+			return found
+		},
+		"fail": func(text string) (string, error) { return "", fmt.Errorf("%s", text) },
 		"nindent": func(n int, s string) string {
 			pad := strings.Repeat(" ", n)
 			return "\n" + pad + strings.ReplaceAll(s, "\n", "\n"+pad)

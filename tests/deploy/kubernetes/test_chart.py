@@ -166,13 +166,28 @@ def test_values_reach_what_is_rendered(rendered: list[dict[str, Any]]) -> None:
     }
     gateway = of_kind(rendered, "StatefulSet")["atoll-gateway"]
     assert gateway["spec"]["replicas"] == 2
+    # The operator asks and tells each of them, by the name that its Service gives it.
+    (operator,) = of_kind(rendered, "Deployment")["atoll-operator"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    (option,) = (each for each in operator["command"] if each.startswith("--gateway="))
+    service = of_kind(rendered, "Service")[gateway["spec"]["serviceName"]]
+    assert service["spec"]["clusterIP"] == "None"
+    assert option.removeprefix("--gateway=").split(",") == [
+        f"http://atoll-gateway-{index}.{service['metadata']['name']}:8080" for index in (0, 1)
+    ]
+    assert set(of_kind(rendered, "PodDisruptionBudget")) == {"atoll-gateway", "atoll-hub"}
     (container,) = gateway["spec"]["template"]["spec"]["containers"]
     assert "--db=postgresql://db/atoll" in container["command"]
     settings = yaml.safe_load(
         of_kind(rendered, "ConfigMap")["atoll-target"]["data"]["targets.yaml"]
     )
     assert KubernetesSettings.parse(settings["kubernetes"]) == KubernetesSettings(
-        image="engine:1", priority_class="high", secrets={"ATOLL_FABRIC": "atoll-worker/token"}
+        image="engine:1",
+        priority_class="high",
+        secrets={"ATOLL_FABRIC": "atoll-worker/token"},
+        user=1000,
+        read_only_root=True,
     )
     assert of_kind(rendered, "Fleet")["lab"]["spec"] == {"fleet": FLEET}
     (route,) = of_kind(rendered, "HTTPRoute").values()
@@ -194,6 +209,13 @@ def test_values_reach_what_is_rendered(rendered: list[dict[str, Any]]) -> None:
             security = container["securityContext"]
             assert security["readOnlyRootFilesystem"] is True
             assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.slow
+def test_several_gateways_need_a_database_that_they_share(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        render(tmp_path, {"gateway": {"replicas": 2}})
+    assert b"gateway.database that they share" in caught.value.stderr
 
 
 @pytest.mark.slow

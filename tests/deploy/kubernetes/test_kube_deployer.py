@@ -15,7 +15,7 @@ from atoll.deploy.kubernetes.kube_client import HttpAnswer, KubeClient
 from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.kube_lease import write_time
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
-from atoll.deploy.kubernetes.labels import workload_name
+from atoll.deploy.kubernetes.labels import object_labels, workload_name
 from atoll.deploy.kubernetes.manifests import render_instance
 from atoll.deploy.target import Deployer, DeployError, FailureKind, InstanceStatus
 from atoll.plan.plan import Market
@@ -179,15 +179,15 @@ def test_half_an_instance_says_so_and_fails_in_time() -> None:
 
 def test_what_cannot_be_finished_does_not_stay() -> None:
     cluster = Cluster()
-    allowed = ("configmaps", "services", "poddisruptionbudgets", "secrets", "statefulsets")
-    groups = ["", "apps", "policy", "coordination.k8s.io"]
+    allowed = ("configmaps", "services", "secrets", "statefulsets")
+    groups = ["", "apps", "coordination.k8s.io"]
     verbs = ["get", "list", "create", "patch", "delete"]
     rule = {"apiGroups": groups, "resources": [*allowed, "leases", "pods", "events"]}
     cluster.api.rules = [
         {**rule, "verbs": ["get", "list", "delete"]},
         {**rule, "resources": ["configmaps"], "verbs": verbs},
     ]
-    with pytest.raises(DeployError, match="refuses to apply PodDisruptionBudget"):
+    with pytest.raises(DeployError, match="refuses to apply StatefulSet"):
         cluster.deployer.start(build_order())
     cluster.api.step()
     assert cluster.left() == []
@@ -415,12 +415,7 @@ def test_nodes_that_are_alike_come_restart_and_go_together() -> None:
     assert (status.state, status.unfinished) == ("starting", False)
     cluster.settle()
     assert cluster.only().state == "ready"
-    assert {key[0] for key in cluster.left()} == {
-        "configmaps",
-        "leaderworkersets",
-        "poddisruptionbudgets",
-        "pods",
-    }
+    assert {key[0] for key in cluster.left()} == {"configmaps", "leaderworkersets", "pods"}
     before = {key[2]: pod["metadata"]["uid"] for key, pod in cluster.api.of("pods")}
     assert set(before) == {status.handle + end for end in ("-0", "-0-1", "-0-2")}
     assert cluster.only().hosts == ("a", "b", "d")
@@ -578,9 +573,11 @@ def test_offers_leave_out_what_other_fleets_and_settings_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     toleration = {"key": "team", "operator": "Equal", "value": "ml"}
-    cluster = Cluster(node_selector={"pool": "gpu"}, tolerations=[toleration])
+    rules = [{"key": "tier", "operator": "NotIn", "values": ["slow"]}]
+    cluster = Cluster(node_selector={"pool": "gpu"}, tolerations=[toleration], node_affinity=rules)
     api = cluster.api
     pool = {**L4, "pool": "gpu"}
+    api.add_node("slow", {**pool, "tier": "slow"}, 1)
     for name in ("mine", "theirs"):
         api.add_node(name, pool, 1)
     api.add_node("ours", pool, 1, taints=[{**toleration, "effect": "NoSchedule"}])
@@ -728,6 +725,13 @@ def test_the_role_in_the_base_is_enough_and_grants_nothing_unused(tmp_path: Path
     ).handle
     cluster.deployer.list("lab")
     assert cluster.deployer.lease("lab", "one").acquire(1.0) == 1
+    meta = {"name": "old", "uid": "old", "labels": object_labels(build_order().labels)}
+    budget = {"kind": "PodDisruptionBudget", "metadata": meta}
+    cluster.api.objects["poddisruptionbudgets", "default", "old"] = budget
+    for at_s in (0.0, 1000.0):
+        cluster.deployer.hold_evictions("lab", at_s)
+        for _, job in cluster.api.of("jobs"):
+            job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     cluster.settle()
     cluster.deployer.logs(handle)
     cluster.deployer.stop(handle, 1)

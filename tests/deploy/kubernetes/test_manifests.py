@@ -96,7 +96,7 @@ def test_same_order_same_bytes() -> None:
     swapped = build_order(env=env[::-1], types=("L4:1", "T4:4"))
     assert write_manifests(swapped, SETTINGS, CATALOG) == text
     assert [made["kind"] for made in yaml.safe_load_all(text)] == [
-        *("ConfigMap", "Service", "PodDisruptionBudget", "StatefulSet", "StatefulSet")
+        *("ConfigMap", "Service", "StatefulSet", "StatefulSet")
     ]
 
 
@@ -361,3 +361,19 @@ def test_settings_that_no_pod_can_have_are_refused(given: dict[str, Any], why: s
 )
 def test_labels_of_clouds_name_one_gpu_or_none(labels: dict[str, str], gpu: str | None) -> None:
     assert find_gpu(labels, CATALOG, {"house-gpu": "L4"}) == gpu
+
+
+def test_machines_are_those_that_the_settings_want() -> None:
+    rule = {"key": "tier", "operator": "NotIn", "values": ("slow",)}
+    settings = KubernetesSettings.parse({"node_affinity": [rule]})
+    for order in (build_order(), build_order(gpus=0)):
+        (made,) = (
+            m for m in render_instance(order, settings, CATALOG) if m["kind"] == "StatefulSet"
+        )
+        affinity = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+        terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        wanted = {**rule, "values": ["slow"]}
+        assert all(wanted in term["matchExpressions"] for term in terms)
+    for wrong in ({**rule, "values": []}, {**rule, "operator": "Exists"}):
+        with pytest.raises(InputError, match="need values"):
+            KubernetesSettings.parse({"node_affinity": [wrong]})

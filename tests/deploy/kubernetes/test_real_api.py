@@ -17,16 +17,20 @@ import pytest
 import yaml
 
 from atoll.catalog.catalog import Catalog
+from atoll.control.operation.fleet_operator import VERSION, ClusterOperator, OperatorSettings
 from atoll.deploy.kubernetes import kube_client as client_module
+from atoll.deploy.kubernetes.eviction_guard import EvictionGuard, guard_name
 from atoll.deploy.kubernetes.kube_client import KubeClient, KubeTransport
 from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import MANAGER, lease_name
 from atoll.deploy.kubernetes.manifests import own, render_instance, render_secret
 from atoll.deploy.target import DeployError, InstanceStatus
+from tests.control.operation.test_fleet_operator import CRD, FLEET
 from tests.deploy.kubernetes.builders import build_order
 from tests.deploy.kubernetes.cluster import LIMITED, TokenTransport, find_binaries, run_cluster
 from tests.deploy.kubernetes.test_base import BASE, FILES
+from tests.deploy.kubernetes.test_chart import VALUES, render
 
 pytestmark = pytest.mark.slow
 CATALOG = Catalog.default()
@@ -34,7 +38,9 @@ _PATHS = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
     "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "Fleet": f"/apis/{VERSION}/namespaces/{{}}/fleets",
     "Namespace": "/api/v1/namespaces",
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "ResourceQuota": "/api/v1/namespaces/{}/resourcequotas",
@@ -315,7 +321,8 @@ def test_fields_of_others_are_left_and_fought_over_by_nobody(
     order = build_order(gpus=0)
     handle = here.start(order).handle
     mine = KubeClient(api, space)
-    budget = mine.get("PodDisruptionBudget", handle)
+    here.hold_evictions("lab", time.time())
+    budget = mine.get("PodDisruptionBudget", guard_name("lab"))
     assert budget is not None
     managers = {
         entry["manager"]: entry["operation"] for entry in budget["metadata"]["managedFields"]
@@ -324,20 +331,18 @@ def test_fields_of_others_are_left_and_fought_over_by_nobody(
     theirs = {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": handle, "annotations": {"team": "blue"}},
+        "metadata": {"name": guard_name("lab"), "annotations": {"team": "blue"}},
         "spec": {"maxUnavailable": 1},
     }
-    path = f"{_PATHS['PodDisruptionBudget'].format(space)}/{handle}"
+    path = f"{_PATHS['PodDisruptionBudget'].format(space)}/{guard_name('lab')}"
     body = json.dumps(theirs).encode()
     kind = "application/apply-patch+yaml"
     refused = api.ask("PATCH", path, query={"fieldManager": "blue"}, body=body, content_type=kind)
     assert refused.status == 409
     forced = {"fieldManager": "blue", "force": "true"}
     assert api.ask("PATCH", path, query=forced, body=body, content_type=kind).status == 200
-    own_budget = render_instance(order, KubernetesSettings(namespace=space), CATALOG)[1]
-    assert own_budget["kind"] == "PodDisruptionBudget"
     with pytest.raises(DeployError, match="conflict") as caught:
-        mine.apply(own_budget)
+        EvictionGuard(mine, KubernetesSettings(namespace=space), "lab").renew(time.time())
     assert caught.value.kind == "settings"
     assert "somebody else set these fields" in str(caught.value.hint)
     here.stop(handle, 0)
@@ -429,3 +434,87 @@ def test_a_set_makes_its_pod_under_the_name_that_others_look_for_and_takes_all_w
     # A pod that no machine has is gone at once, and the owner after it.
     eventually_gone(here)
     assert mine.select("Pod") == mine.select("StatefulSet") == mine.select("Service") == []
+
+
+def test_evictions_wait_for_a_controller_that_acts_and_for_no_other(
+    api: KubeTransport, space: str
+) -> None:
+    here = deployer(api, space, hold_evictions_s=5)
+    handle = here.start(build_order(gpus=0)).handle
+    eventually(lambda: here.list("lab")[0], lambda s: s.reason != "no pod yet")
+    mine = KubeClient(api, space)
+
+    def evict(**query: str) -> int:
+        body = {"metadata": {"name": f"{handle}-0-0"}}
+        path = f"/api/v1/namespaces/{space}/pods/{handle}-0-0/eviction"
+        return api.ask("POST", path, query=query, body=json.dumps(body).encode()).status
+
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+    report(api, space, f"{handle}-0-0", phase="Running", conditions=[ready])
+    here.hold_evictions("lab", time.time())
+    # The first looks of the cluster's controllers are not in yet.
+    eventually_so(lambda: evict(dryRun="All") == 429)
+    # Nobody acts any more: the Job ends, and the budget with it.
+    eventually_so(lambda: mine.get("PodDisruptionBudget", guard_name("lab")) is None)
+    assert mine.get("Job", guard_name("lab")) is None
+    assert evict() == 201
+    here.stop(handle, 0)
+
+
+def test_the_server_takes_the_chart_and_keeps_a_fleet(api: KubeTransport, tmp_path: Path) -> None:
+    definition = yaml.safe_load(CRD.read_text())
+    name = definition["metadata"]["name"]
+    put(api, definition)
+    path = f"{_PATHS['CustomResourceDefinition']}/{name}"
+
+    def is_there() -> bool:
+        said = json.loads(api.ask("GET", path, query={}).body)
+        conditions = said.get("status", {}).get("conditions", ())
+        assert not [each for each in conditions if each["type"] == "NonStructuralSchema"]
+        return any((c["type"], c["status"]) == ("Established", "True") for c in conditions)
+
+    eventually_so(is_there)
+    # Its pods are as the strictest of the cluster's own standards wants them.
+    meta = {"name": "atoll", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    put(api, {"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+    values = {each: VALUES[each] for each in ("hubs", "gateway", "target", "fleets")}
+    for made in render(tmp_path, values):
+        put(api, made, "atoll", dryRun="All")
+        pod = made.get("spec", {}).get("template")
+        if pod is not None:
+            claims = made["spec"].get("volumeClaimTemplates", ())
+            volumes = [{"name": each["metadata"]["name"], "emptyDir": {}} for each in claims]
+            spec = {**pod["spec"], "volumes": [*pod["spec"]["volumes"], *volumes]}
+            # Nobody is there to make the account of the namespace.
+            spec.pop("serviceAccountName", None)
+            meta = {**pod["metadata"], "name": "x"}
+            body = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+            query = {"dryRun": "All", "fieldValidation": "Strict"}
+            where = "/api/v1/namespaces/atoll/pods"
+            answer = api.ask("POST", where, query=query, body=json.dumps(body).encode())
+            assert answer.status == 201, answer.body.decode()
+    # An operator, with nothing but the status to write.
+    mine = KubeClient(api, "atoll")
+    fleet = {"apiVersion": VERSION, "kind": "Fleet", "metadata": {"name": "lab"}}
+    put(api, {**fleet, "spec": {"fleet": {**FLEET, "services": {}}}}, "atoll")
+    settings = OperatorSettings(tmp_path, KubernetesSettings(namespace="atoll"))
+    kept = ClusterOperator(mine, settings, start=lambda _: pytest.fail("nothing is to be run"))
+    kept.turn()
+    (seen,) = mine.select("Fleet")
+    assert seen["status"]["phase"] == "Invalid"
+    assert seen["status"]["conditions"][0]["message"].startswith("spec.fleet.services")
+    # What is not known any more goes.
+    for plan in ({"hash": "a", "served": {"chat": "1"}}, {"hash": "b", "served": {}}, {}):
+        mine.apply_status({**fleet, "status": {"phase": "Ready", "plan": plan}})
+    mine.delete("Fleet", "lab")
+    kept.turn()
+    assert mine.select("Fleet") == []
+
+
+def eventually_so(look: Callable[[], bool]) -> None:
+    for _ in range(300):
+        if look():
+            return
+        time.sleep(0.2)
+    raise AssertionError("it stays as it is")

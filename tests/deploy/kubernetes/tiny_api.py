@@ -3,8 +3,9 @@
 Kept: fields belong to who applied them, another manager's different value is a conflict, fields left out go
 unless somebody else has them too; every write has a new resourceVersion and a stale one is refused; labels
 and names must be legal; deletion in the foreground waits for what is owned, a pod for its grace; an eviction
-waits for budgets. `step` does what controllers do: it makes the pods of sets, collects garbage, and gives
-pods to machines. What a machine that died was asked to end stays until somebody takes the machine away.
+waits for budgets. `step` does what controllers do: it makes the pods of sets, ends Jobs that are past their
+deadline (none has pods), collects garbage, and gives pods to machines. What a machine that died was asked to
+end stays until somebody takes the machine away.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from atoll.deploy.kubernetes.kube_client import HttpAnswer
-from atoll.deploy.kubernetes.kube_lease import write_time
+from atoll.deploy.kubernetes.kube_lease import read_time_s, write_time
 from tests.deploy.kubernetes.tiny_machines import choose_machine, may_evict
 
 Json = dict[str, Any]
@@ -27,6 +28,7 @@ KINDS = {
     "configmaps": ("v1", "ConfigMap"),
     "events": ("v1", "Event"),
     "fleets": ("atoll-serving.github.io/v1alpha1", "Fleet"),
+    "jobs": ("batch/v1", "Job"),
     "leaderworkersets": ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"),
     "leases": ("coordination.k8s.io/v1", "Lease"),
     "nodepools": ("karpenter.sh/v1", "NodePool"),
@@ -303,6 +305,7 @@ class TinyApi:
             before = (self._version, len(self.objects))
             self._make_pods()
             self._make_groups()
+            self._end_jobs()
             self._collect()
             self._schedule()
 
@@ -406,6 +409,13 @@ class TinyApi:
                     meta["ownerReferences"] = [{**owner, "blockOwnerDeletion": True}]
                     made_pod = {"metadata": meta, "spec": template["spec"], "status": {}}
                     known.add(self._create(("pods", space, pod), made_pod)["metadata"]["uid"])
+
+    def _end_jobs(self) -> None:
+        """Take note of Jobs, and take those away that have run for long enough."""
+        for key, job in list(self.of("jobs")):
+            start = job.setdefault("status", {}).setdefault("startTime", write_time(self.now_s))
+            if self.now_s > read_time_s(start) + job["spec"]["activeDeadlineSeconds"]:
+                del self.objects[key]
 
     def _make_pods(self) -> None:
         for (_, space, name), made in list(self.of("statefulsets")):

@@ -67,10 +67,22 @@ def test_gpus_that_the_catalog_does_not_know_are_named_in_a_line() -> None:
     (line,) = pool.notes
     assert "gpu:weird" in line
     assert "gpu without a type" in line
-    named = SlurmPool(settings(gpu_names={"gpu": "H100", "weird": "T4"}), nodes, partitions)
+    named = SlurmPool(
+        settings(gpu_names={"gpu": "H100", "weird": "T4", "a100": "A100-40"}), nodes, partitions
+    )
     assert named.notes == ()
     assert offered(named)["H100:4 on-demand"] == 1
     assert named.choose("H100", 4, "on-demand", 1).gres == "gpu"
+
+
+def test_a_family_of_gpus_is_not_taken_for_one_of_them() -> None:
+    partitions = [SlurmPartition("long", True, None)]
+    nodes = [node("a", "gpu:a100:4,gpu:h100:1"), node("b", "gpu:v100:2,gpu:h200:1")]
+    pool = SlurmPool(settings(), nodes, partitions)
+    assert offered(pool) == {"H100:1 on-demand": 1, "H200:1 on-demand": 1}
+    (line,) = pool.notes
+    assert "several are called so: gpu:a100 (A100-40 or " in line
+    assert "gpu:v100 (V100-16 or V100-32); set gpu_names" in line
 
 
 def test_partitions_are_chosen_by_what_they_allow() -> None:

@@ -157,10 +157,12 @@ class ClusterLease:
                 hint=f"stop it first, or wait {valid_s:.0f} s after it has died",
             )
         self._holder = holder
+        self._target.hold_evictions(self._fleet, now_s)
         return Lease(holder=holder, term=term, ends_s=now_s + valid_s)
 
     def give_back(self, now_s: float) -> None:
         """Let the next one act at once."""
         del now_s
         if self._holder is not None:
+            self._target.hold_evictions(self._fleet, None)
             self._target.lease(self._fleet, self._holder).release()

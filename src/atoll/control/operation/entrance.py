@@ -150,8 +150,8 @@ def use_fabric(
 ) -> Entrance:
     """Return an entrance of which others run hub and gateway; `fabric` is a token, @FILE or open://HOST:PORT.
 
-    A token that came as text is kept in a file of its own: commands name files. `admin_token` is the file
-    with which the gateway at `url` is asked what it sees.
+    `url` may be several, with commas between. A token that came as text is kept in a file of its own:
+    commands name files. `admin_token` is the file with which gateways are asked what they see.
     """
     from atoll.fabric.identity.access import Access
     from atoll.fabric.identity.authority import write_secret
@@ -167,7 +167,14 @@ def use_fabric(
         (kept / "given.token").unlink(missing_ok=True)
         write_secret(kept / "given.token", fabric.strip() + "\n")
         token = str(kept / "given.token")
-    return Entrance(url=url, admin_token=admin_token, token=token, observer=token)
+    first, *others = (each.strip() for each in url.split(",")) if url else (None,)
+    return Entrance(
+        url=first,
+        others=tuple(filter(None, others)),
+        admin_token=admin_token,
+        token=token,
+        observer=token,
+    )
 
 
 def close_entrance(entrance: Entrance) -> None:

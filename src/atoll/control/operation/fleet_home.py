@@ -60,15 +60,16 @@ class Daemon(Frozen):
 
 
 class Entrance(Frozen):
-    """How requests and instances come to a fleet: a gateway's address, and a fabric to join.
+    """How requests and instances come to a fleet: gateways' addresses, and a fabric to join.
 
-    The gateway is asked what it sees on its `admin_socket`, or at its address with the token in the file
-    `admin_token`. `token` is the file that instances join with, `observer` that of whoever looks; `hub` and
-    `gateway` are set where they were started for this fleet, `graph` and its port where it has any-to-any
-    services.
+    The gateway is asked what it sees on its `admin_socket`, or at its address, and all at `others`, with the
+    token in the file `admin_token`. `token` is the file that instances join with, `observer` that of whoever
+    looks; `hub` and `gateway` are set where they were started for this fleet, `graph` and its port where it
+    has any-to-any services.
     """
 
     url: str | None = None
+    others: tuple[str, ...] = ()
     admin_socket: str | None = None
     admin_token: str | None = None
     token: str

@@ -45,6 +45,8 @@ FINALIZER = f"{DOMAIN}/down"
 MAX_DECISIONS = 10
 MAX_INSTANCES = 100
 _MAX_TEXT = 500
+_OPERATORS = {"namespace", "kubeconfig", "context"}
+"""Settings of the target that say where instances go, and with whose rights: not a Fleet's to choose."""
 
 
 class ControllerProcess(Protocol):
@@ -109,17 +111,23 @@ class ClusterOperator:
         self._kept: dict[str, _Kept] = {}
 
     def turn(self) -> None:
-        """Look at all Fleets; DeployError where the API does not answer. One fleet's fault is its own."""
+        """Look at all Fleets; DeployError where the API refuses. One fleet's fault keeps no other waiting."""
         seen = {each["metadata"]["name"]: each for each in self._client.select("Fleet")}
         for name in sorted(self._kept.keys() - seen.keys()):
             # Gone without our finalizer, by somebody's force: what it left goes on, as they wanted.
             self._stop(self._kept.pop(name))
+        faults: list[DeployError] = []
         for name, fleet in sorted(seen.items()):
             kept = self._kept.setdefault(name, _Kept())
-            if fleet["metadata"].get("deletionTimestamp"):
-                self._take_down(name, fleet, kept)
-            else:
-                self._keep(name, fleet, kept)
+            try:
+                if fleet["metadata"].get("deletionTimestamp"):
+                    self._take_down(name, fleet, kept)
+                else:
+                    self._keep(name, fleet, kept)
+            except DeployError as error:
+                faults.append(error)
+        if faults:
+            raise faults[0]
 
     def close(self) -> None:
         """End all controllers; fleets go on serving."""
@@ -153,14 +161,19 @@ class ClusterOperator:
         if not isinstance(fleet, Mapping):
             raise InputError("expected a fleet file as an object", field="spec.fleet")
         draft = folder / "draft.yaml"
-        atomic_write(draft, yaml.safe_dump({"name": name, **fleet}, sort_keys=False))
+        atomic_write(draft, yaml.safe_dump({**fleet, "name": name}, sort_keys=False))
         try:
             read_problem(draft)
         except InputError as error:
             where = f"spec.fleet.{error.field}" if error.field else "spec.fleet"
             raise InputError(error.message, field=where, hint=error.hint) from error
+        given = dict(spec.get("target") or {})
+        for key in sorted(_OPERATORS & given.keys()):
+            raise InputError(
+                "it is the operator's", field=f"spec.target.{key}", hint="leave it out"
+            )
         target = KubernetesSettings.parse(
-            self._settings.target.model_dump(exclude_unset=True) | dict(spec.get("target") or {})
+            self._settings.target.model_dump(exclude_unset=True) | given
         )
         settings = {"kubernetes": target.model_dump(mode="json", exclude_unset=True)}
         restarts = self._target_file(name).exists() and kept.process is not None

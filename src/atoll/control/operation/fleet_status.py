@@ -12,8 +12,8 @@ from typing import Any
 from atoll.control.operation.controller_lease import find_cluster
 from atoll.control.operation.fleet_history import HistoryEvent
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
-from atoll.control.operation.gateways import TRAFFIC, ask_gateway
-from atoll.control.operation.operated import TargetLook, gateway_address, look_at_targets
+from atoll.control.operation.gateways import TRAFFIC, GatewayAddress, ask_gateway
+from atoll.control.operation.operated import TargetLook, list_gateways, look_at_targets
 from atoll.control.operation.sightings import read_sightings
 from atoll.control.operation.targets import PoolTarget
 from atoll.core.errors import AtollError, InputError
@@ -102,7 +102,7 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         if status.state != "gone" or now_s - status.since_s < SHOW_GONE_S
     )
     silent = tuple(look.target for look in looks if look.error is not None)
-    gateway, traffic = asyncio.run(_ask_gateway(record)) if record.up else (None, ())
+    gateway, traffic = asyncio.run(_ask_gateways(record)) if record.up else (None, ())
     operated: bool | None
     try:
         controller = _find_controller(home, record.name, looks, now_s)
@@ -216,22 +216,25 @@ def _find_errors(
     return tuple(dict.fromkeys(found))
 
 
-async def _ask_gateway(
+async def _ask_gateways(
     record: FleetRecord,
 ) -> tuple[dict[str, Any] | None, tuple[ServiceRow, ...]]:
-    """Return what the gateway says of itself and of traffic; None and nothing where it does not answer."""
-    status = await _fetch(record, "/atoll/v1/status")
-    said = await _fetch(record, TRAFFIC) if status is not None else None
-    try:
-        page = TrafficPage() if said is None else TrafficPage.from_json(said)
-        found = None if status is None else json.loads(status)
-    except (AtollError, ValueError):
+    """Return what a gateway says of itself and all of traffic; None and nothing where none answers."""
+    answers = await asyncio.gather(*map(_ask_gateway, list_gateways(record)))
+    found = [answer for answer in answers if answer is not None]
+    if not found:
         return None, ()
+    pages = [page for _, page in found if page is not None]
     rows = []
     names = {name: each.names for name, each in record.weights.items()}
     names |= {name: (name,) for name in record.parts}
-    for service, asked in names.items():
-        windows = [page.models[n].five_minutes for n in asked if n in page.models]
+    for service, asked in names.items() if pages else ():
+        windows = [
+            page.models[name].five_minutes
+            for page in pages
+            for name in asked
+            if name in page.models
+        ]
         rows.append(
             ServiceRow(
                 service,
@@ -240,15 +243,17 @@ async def _ask_gateway(
                 sum(window.kept for window in windows),
             )
         )
-    return found, tuple(rows) if said is not None else ()
+    return found[0][0], tuple(rows)
 
 
-async def _fetch(record: FleetRecord, page: str) -> bytes | None:
-    address = gateway_address(record)
-    if address is None:
-        return None
+async def _ask_gateway(address: GatewayAddress) -> tuple[Any, TrafficPage | None] | None:
     try:
-        answer = await ask_gateway(address, "GET", page, None)
-    except AtollError:
+        status, traffic = [
+            await ask_gateway(address, "GET", page, None) for page in ("/atoll/v1/status", TRAFFIC)
+        ]
+        if status.status != 200:
+            return None
+        said = None if traffic.status != 200 else TrafficPage.from_json(traffic.body)
+        return json.loads(status.body), said
+    except (AtollError, ValueError):
         return None
-    return answer.body if answer.status == 200 else None

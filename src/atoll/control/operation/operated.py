@@ -254,8 +254,8 @@ def renew_gateways(
     """
     from atoll.control.operation.gateways import GatewayGroup
 
-    address = gateway_address(record)
-    if isinstance(before, GatewayGroup) and before.addresses == (address,):
+    addresses = list_gateways(record)
+    if isinstance(before, GatewayGroup) and before.addresses == addresses:
         before.problem = problem
         before.mixes = record.mixes
         return before
@@ -277,12 +277,12 @@ def open_gateways(
     from atoll.control.operation.gateways import GatewayGroup
     from atoll.control.operation.rhythm import RateHistory
 
-    address = gateway_address(record)
-    if address is None:
+    addresses = list_gateways(record)
+    if not addresses:
         return NoGateways()
     return GatewayGroup(
         problem,
-        [address],
+        addresses,
         names={name: each.names for name, each in record.weights.items()},
         rhythm=RateHistory(home.folder / "rates.json", keep=keep),
         say=say,
@@ -290,18 +290,16 @@ def open_gateways(
     )
 
 
-def gateway_address(record: FleetRecord) -> GatewayAddress | None:
-    """Where a fleet's gateway is asked; None where it cannot be."""
+def list_gateways(record: FleetRecord) -> tuple[GatewayAddress, ...]:
+    """Return where a fleet's gateways are asked; nowhere if they cannot be."""
     from atoll.control.operation.gateways import GatewayAddress
 
     at = record.entrance
     if at is None or at.url is None or not (at.admin_socket or at.admin_token):
-        return None
-    return GatewayAddress(
-        at.url,
-        None if at.admin_socket is None else Path(at.admin_socket),
-        None if at.admin_token is None else Path(at.admin_token),
-    )
+        return ()
+    socket = None if at.admin_socket is None else Path(at.admin_socket)
+    token = None if at.admin_token is None else Path(at.admin_token)
+    return tuple(GatewayAddress(url, socket, token) for url in (at.url, *at.others))
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,9 @@ class OperationOptions(Frozen):
         panel=_HOW,
         repr=False,
     )
-    gateway: str | None = _how("Address of a gateway of that fabric.", metavar="URL")
+    gateway: str | None = _how(
+        "Address of a gateway of that fabric, or of several, with commas between.", metavar="URL"
+    )
     admin_token: Path | None = _how(
         "File with the admin token of that gateway: it says what is asked and kept."
     )
@@ -386,7 +388,8 @@ def open_fleet_entrance(
         if options.gateway is None and known is not None and known.hub is None:
             # Its gateway is as it was, though the token may be another.
             token = token or known.admin_token
-            return use_fabric(home, options.fabric, known.url, token)
+            urls = None if known.url is None else ",".join((known.url, *known.others))
+            return use_fabric(home, options.fabric, urls, token)
         return use_fabric(home, options.fabric, options.gateway, token)
     if record.entrance is not None and record.entrance.hub is None:
         return record.entrance

@@ -23,6 +23,7 @@ _PATHS = {
     "Event": ("/api/v1", "events", True),
     "Fleet": (f"/apis/{DOMAIN}/v1alpha1", "fleets", True),
     KIND: (f"/apis/{API}", "leaderworkersets", True),
+    "Job": ("/apis/batch/v1", "jobs", True),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "Node": ("/api/v1", "nodes", False),
     "NodePool": ("/apis/karpenter.sh/v1", "nodepools", False),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from atoll.catalog.catalog import Catalog
+from atoll.deploy.kubernetes.eviction_guard import EvictionGuard
+from atoll.deploy.kubernetes.host_shares import HostShare, read_shares
 from atoll.deploy.kubernetes.kube_client import KubeClient
 from atoll.deploy.kubernetes.kube_lease import LeaseHolder, find_newest_term
 from atoll.deploy.kubernetes.kube_machines import (
@@ -45,7 +47,7 @@ from atoll.plan.problem import Offer
 Json = dict[str, Any]
 
 STOP_GRACE_S = 1
-UNOWNED_KINDS = ("Service", "PodDisruptionBudget", "Secret")
+UNOWNED_KINDS = ("Service", "Secret")
 
 
 class KubernetesDeployer:
@@ -75,6 +77,8 @@ class KubernetesDeployer:
         self._cordoned: dict[str, float] = {}
         self._starting: dict[str, float] = {}
         self._grows = bool(settings.node_pools)
+        self._guard: EvictionGuard | None = None
+        self._shares: tuple[HostShare, ...] | None = None
 
     @classmethod
     def connect(
@@ -96,6 +100,7 @@ class KubernetesDeployer:
         pods = self._client.select_if_allowed("Pod", everywhere=True)
         if pods is None:
             pods = self._client.select("Pod", labels=select_fleet(self._fleet))
+        self._shares = read_shares(nodes, self._settings, self._catalog)
         unknown = list_unknown(nodes, self._settings, self._catalog)
         self._tell(
             f"not offered, since the catalog has no such GPU: {each}; set gpu_names"
@@ -170,18 +175,43 @@ class KubernetesDeployer:
         """Return the lease by which one controller of a fleet acts at a time."""
         return LeaseHolder(self._client, fleet, holder, duration_s)
 
+    def hold_evictions(self, fleet: str, now_s: float | None) -> None:
+        """Have evictions wait for a fleet's controller; None: it ends, and what is idle is not held any more.
+
+        Where that may not be they pass, which is said once.
+        """
+        if self._guard is None:
+            self._guard = EvictionGuard(self._client, self._settings, fleet)
+        try:
+            if now_s is None:
+                self._guard.end()
+            else:
+                self._guard.renew(now_s)
+        except DeployError as error:
+            if error.kind != "unreachable":
+                self._tell([f"evictions pass without asking: {error}"])
+
     def _apply(self, order: StartOrder) -> None:
         # All of it is rendered, and every secret read, before anything is applied.
         # One that a controller left halfway stays as it is: it cannot be changed, and pods refer to it.
         name = workload_name(order.labels.fleet, order.labels.instance)
         owner = self._client.get("ConfigMap", name)
         group = self._is_to_group(order) if owner is None else is_group(owner)
-        anchor, *others = render_instance(order, self._settings, self._catalog, group=group)
+        anchor, *others = render_instance(
+            order, self._settings, self._catalog, group=group, shares=self._find_shares()
+        )
         secret = render_secret(order, self._settings)
         if owner is None:
             owner = self._client.apply(anchor)
         for manifest in (*([secret] if secret else ()), *others):
             self._client.apply(own(manifest, owner))
+
+    def _find_shares(self) -> tuple[HostShare, ...]:
+        """Return what machines have beside GPUs; nothing is known where nobody may look."""
+        if self._shares is None:
+            nodes = self._client.select_if_allowed("Node") or ()
+            self._shares = read_shares(nodes, self._settings, self._catalog)
+        return self._shares
 
     def _is_to_group(self, order: StartOrder) -> bool:
         """Whether the nodes of an instance become one set; DeployError where they should and cannot."""

@@ -140,6 +140,8 @@ def _is_usable(node: Json, settings: KubernetesSettings) -> bool:
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(key) != value for key, value in settings.node_selector.items()):
         return False
+    if not all(rule.fits(labels) for rule in settings.node_affinity):
+        return False
     if is_cordoned(node) or is_lost(node):
         return False
     taints = node.get("spec", {}).get("taints") or ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import parse_node_type
@@ -32,6 +33,26 @@ class PoolSettings(Frozen):
         return given
 
 
+class MatchRule(Frozen):
+    """A match expression over a label of machines."""
+
+    key: str = Field(min_length=1)
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        if bool(self.values) != (self.operator in ("In", "NotIn")):
+            raise ValueError(f"{self.key}: In and NotIn need values, and nothing else has any")
+        return self
+
+    def fits(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a machine with these labels is meant."""
+        if self.operator in ("Exists", "DoesNotExist"):
+            return (self.key in labels) == (self.operator == "Exists")
+        return (labels.get(self.key) in self.values) == (self.operator == "In")
+
+
 class KubernetesSettings(DeployerSettings):
     """A cluster as a target.
 
@@ -46,14 +67,18 @@ class KubernetesSettings(DeployerSettings):
 
     `drain_s` is how long streams may take to end, `schedule_s` how long a pod may wait for a node before it
     counts as failed. `evictable` lets the cluster move a pod without asking; otherwise draining a machine
-    waits until the controller, who sees the cordon, has moved the instance.
+    waits until the controller, who sees the cordon, has moved the instance, but no longer than
+    `hold_evictions_s` after a controller acted last.
 
     `gpu_names` gives the catalog's GPU for a machine's label that does not name it ({"NVIDIA-A10": "A10G"}).
-    `requests` and `limits` are added to those of GPUs for every node ({"cpu": "8", "memory": "64Gi",
-    "rdma/hca": "1"}), `env` to its environment. `tolerations`, `node_selector`, `priority_class`,
-    `runtime_class`, `annotations` and `sidecars` (containers beside the engine) are those of Kubernetes;
-    machines that selector and tolerations leave out are not offered either. `read_only_root` gives an
-    engine nowhere to write but volumes: its home is an empty one then.
+    Nodes ask for `cpus_per_gpu` and as much memory as their GPUs have, or for their GPUs' part of the
+    machines that there are where that is less, and may use that part; 0 leaves both to the cluster, and so do
+    `requests` and `limits` that name them. These are added to those of GPUs for every node ({"cpu": "8",
+    "memory": "64Gi", "rdma/hca": "1"}), `env` to its environment. `tolerations`, `node_selector`,
+    `node_affinity` (match expressions that machines must all fit), `priority_class`, `runtime_class`,
+    `annotations` and `sidecars` (containers beside the engine) are those of Kubernetes;
+    machines that selector, affinity and tolerations leave out are not offered either. `read_only_root` gives
+    an engine nowhere to write but volumes: its home is an empty one then.
 
     `multi_node` is what an instance of several nodes becomes: one LeaderWorkerSet, whose pods restart
     together, or a StatefulSet each; "auto" takes the first where the cluster has it and the nodes are alike.
@@ -81,14 +106,17 @@ class KubernetesSettings(DeployerSettings):
     drain_s: int = Field(default=600, ge=1, le=86_400)
     schedule_s: float = Field(default=300.0, ge=0)
     evictable: bool = False
+    hold_evictions_s: int = Field(default=300, ge=5, le=86_400)
     probe: Literal["exec", "http"] = "exec"
     user: int | None = Field(default=None, ge=1)
     gpu_names: dict[str, str] = Field(default_factory=dict)
+    cpus_per_gpu: int = Field(default=8, ge=0)
     requests: dict[str, str] = Field(default_factory=dict)
     limits: dict[str, str] = Field(default_factory=dict)
     env: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[dict[str, Any], ...] = ()
     node_selector: dict[str, str] = Field(default_factory=dict)
+    node_affinity: tuple[MatchRule, ...] = ()
     priority_class: str | None = None
     runtime_class: str | None = None
     annotations: dict[str, str] = Field(default_factory=dict)

@@ -11,7 +11,7 @@ Everything hangs on one ConfigMap, so that one deletion ends an instance.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from atoll.core.ids import parse_node_type
 from atoll.deploy.kubernetes import kube_machines as machines
 from atoll.deploy.kubernetes import worker_group
 from atoll.deploy.kubernetes.gpu_labels import COUNT, PARTITIONED, SHARED, GpuRule, list_rules
+from atoll.deploy.kubernetes.host_shares import HostShare, ask_host
 from atoll.deploy.kubernetes.kube_settings import VARIABLE, KubernetesSettings
 from atoll.deploy.kubernetes.labels import (
     DOMAIN,
@@ -62,12 +63,17 @@ Manifest = dict[str, Any]
 
 
 def render_instance(
-    order: StartOrder, settings: KubernetesSettings, catalog: Catalog, *, group: bool = False
+    order: StartOrder,
+    settings: KubernetesSettings,
+    catalog: Catalog,
+    *,
+    group: bool = False,
+    shares: Sequence[HostShare] = (),
 ) -> tuple[Manifest, ...]:
     """Return an instance's objects, in the order in which they are applied: the ConfigMap owns the others.
 
     Secrets are referred to and not among them (`render_secret`). With `group` its nodes are one
-    LeaderWorkerSet, which makes names for its pods by itself.
+    LeaderWorkerSet, which makes names for its pods by itself. `shares` is what machines have beside GPUs.
     """
     _check(order)
     order.refuse_shares("Kubernetes")
@@ -75,17 +81,16 @@ def render_instance(
     if group:
         return (
             _config_map(order, name, settings, group=True),
-            _budget(order, name, settings),
-            _group(order, name, settings, catalog),
+            _group(order, name, settings, catalog, shares),
         )
     several = len(order.commands) > 1
     sets = (
-        _stateful_set(order, index, name, settings, catalog) for index in range(len(order.commands))
+        _stateful_set(order, index, name, settings, catalog, shares)
+        for index in range(len(order.commands))
     )
     return (
         _config_map(order, name, settings),
         *((_service(order, name, settings),) if several else ()),
-        _budget(order, name, settings),
         *sets,
     )
 
@@ -179,20 +184,13 @@ def _service(order: StartOrder, name: str, settings: KubernetesSettings) -> Mani
     }
 
 
-def _budget(order: StartOrder, name: str, settings: KubernetesSettings) -> Manifest:
-    return {
-        **_head("policy/v1", "PodDisruptionBudget", name, order, settings),
-        "spec": {
-            "maxUnavailable": 1 if settings.evictable else 0,
-            # What does not serve holds up nobody who drains a machine.
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": {"app.kubernetes.io/instance": name}},
-        },
-    }
-
-
 def _stateful_set(
-    order: StartOrder, index: int, name: str, settings: KubernetesSettings, catalog: Catalog
+    order: StartOrder,
+    index: int,
+    name: str,
+    settings: KubernetesSettings,
+    catalog: Catalog,
+    shares: Sequence[HostShare],
 ) -> Manifest:
     head = _head("apps/v1", "StatefulSet", f"{name}-{index}", order, settings)
     labels = {**head["metadata"]["labels"], NODE: str(index)}
@@ -203,13 +201,18 @@ def _stateful_set(
             "replicas": 1,
             "serviceName": name,
             "selector": {"matchLabels": {"app.kubernetes.io/instance": name, NODE: str(index)}},
-            "template": _template(order, index, name, settings, catalog),
+            "template": _template(order, index, name, settings, catalog, shares),
         },
     }
 
 
 def _template(
-    order: StartOrder, index: int, name: str, settings: KubernetesSettings, catalog: Catalog
+    order: StartOrder,
+    index: int,
+    name: str,
+    settings: KubernetesSettings,
+    catalog: Catalog,
+    shares: Sequence[HostShare],
 ) -> Manifest:
     meta = _head("v1", "Pod", name, order, settings)["metadata"]
     return {
@@ -217,12 +220,16 @@ def _template(
             "labels": {**meta["labels"], NODE: str(index)},
             "annotations": {**settings.annotations, **meta["annotations"]},
         },
-        "spec": _pod(order, index, name, settings, catalog),
+        "spec": _pod(order, index, name, settings, catalog, shares),
     }
 
 
 def _group(
-    order: StartOrder, name: str, settings: KubernetesSettings, catalog: Catalog
+    order: StartOrder,
+    name: str,
+    settings: KubernetesSettings,
+    catalog: Catalog,
+    shares: Sequence[HostShare],
 ) -> Manifest:
     why = worker_group.why_no_group(order)
     if why is not None:
@@ -231,7 +238,7 @@ def _group(
             kind="settings",
             hint="set multi_node: auto, or stateful-sets",
         )
-    leader, worker = (_template(order, index, name, settings, catalog) for index in (0, 1))
+    leader, worker = (_template(order, index, name, settings, catalog, shares) for index in (0, 1))
     command = worker_group.choose_by_index(order)
     if command is not None:
         worker["spec"]["containers"][0]["command"] = command
@@ -240,13 +247,19 @@ def _group(
 
 
 def _pod(
-    order: StartOrder, index: int, name: str, settings: KubernetesSettings, catalog: Catalog
+    order: StartOrder,
+    index: int,
+    name: str,
+    settings: KubernetesSettings,
+    catalog: Catalog,
+    shares: Sequence[HostShare],
 ) -> Manifest:
     command = order.commands[index]
     volumes, mounts = _volumes(command, name, settings)
     gpus: Manifest = {machines.GPU: command.gpus} if command.gpus else {}
     # What is limited and not asked for is asked for in full, as Kubernetes has it.
-    resources = {"limits": {**settings.limits, **gpus}, "requests": {**settings.requests, **gpus}}
+    asked = ask_host(parse_node_type(command.node_type)[0], command.gpus, shares, settings, catalog)
+    resources = {kind: {**asked[kind], **gpus} for kind in ("limits", "requests")}
     listens = any("{port}" in word for word in command.argv)
     container: Manifest = {
         "name": "engine",
@@ -368,7 +381,9 @@ def _scheduling(
     order: StartOrder, command: NodeCommand, settings: KubernetesSettings, catalog: Catalog
 ) -> Manifest:
     """Say which machines a node may stand on: those with its GPU, in its region, of its market."""
-    aside = [_rule(machines.HOST, "NotIn", *sorted(order.avoid_hosts))] if order.avoid_hosts else []
+    aside = [_rule(rule.key, rule.operator, *rule.values) for rule in settings.node_affinity]
+    if order.avoid_hosts:
+        aside.append(_rule(machines.HOST, "NotIn", *sorted(order.avoid_hosts)))
     if not command.gpus:
         given = {"tolerations": list(settings.tolerations)} if settings.tolerations else {}
         return {**(_require([{"matchExpressions": aside}]) if aside else {}), **given}

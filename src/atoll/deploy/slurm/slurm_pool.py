@@ -203,19 +203,32 @@ class SlurmPool:
         types = sorted({kind for node in nodes if self._markets(node) for kind, _ in node.gpus})
         self._names: dict[str, str] = {}
         unknown: list[str] = []
+        several: list[str] = []
         for kind in types:
+            sizes = self._list_sizes(kind)
+            if len(sizes) > 1:
+                several.append(f"gpu:{kind} ({' or '.join(sizes)})")
+                continue
             gpu = self._find_gpu(kind)
             if gpu is None:
                 unknown.append(f"gpu:{kind}" if kind else "gpu without a type")
             else:
                 self._names[kind] = gpu
-        self.notes: tuple[str, ...] = (
-            (
-                f"not offered, since the catalog has no such GPU: {', '.join(unknown)}; set gpu_names",
-            )
-            if unknown
-            else ()
+        whys = (("the catalog has no such GPU", unknown), ("several are called so", several))
+        self.notes: tuple[str, ...] = tuple(
+            f"not offered, since {why}: {', '.join(found)}; set gpu_names"
+            for why, found in whys
+            if found
         )
+
+    def _list_sizes(self, kind: str) -> list[str]:
+        """Return the GPUs that a gres type may be that names a family alone: an "a100" has 40 GB or 80."""
+        if kind in self._settings.gpu_names or not kind:
+            return []
+        gpus = self._catalog.gpus
+        if any(name.casefold() == kind.casefold() for name in gpus):
+            return []
+        return sorted(name for name in gpus if name.casefold().startswith(f"{kind.casefold()}-"))
 
     def _find_gpu(self, kind: str) -> str | None:
         try:
