@@ -54,8 +54,9 @@ KV cache, how often new prompts are looked at, MXFP8. What else was decided afte
 products and experts of TensorRT-LLM take vLLM's time, that it launches steps with prompts as vLLM does beyond
 its graphs and fuses sums over GPUs on any NVLink from 1.1 on, that experts are one kernel on large
 Blackwells and vLLM's in MXFP4 anywhere (names of kernels say so), that SGLang computes prompts first (its
-code says so), that an H100 sustains the arithmetic of an H200, which has the same chip and limit of power, and
-2,048 tokens a step where a source does not say how many. The errors of whole servers are calibrated on them.
+code says so), that an H100 sustains the arithmetic of an H200, which has the same chip and limit of power,
+and 2,048 tokens a step where a source does not say how many. The errors of whole servers are calibrated on
+them.
 
 Rows are left out by what was measured, not by what is predicted: deployments of several workers behind a
 router, of which the source does not say how many; a series that would have reached 88 % of the peak
@@ -146,15 +147,16 @@ def mi300x() -> list[str]:
     """Return how far off steps on MI300X are, by software stack."""
     figures = recorded("mi300x")
     new, old = (number(figures[f"vllm{name}_median"], 0) for name in ("010", "2024"))
+    apart = number(figures["stacks_apart"], 2)
     newer, older = (f"{figures[f'vllm{name}_bias']:+.0f}" for name in ("010", "2024"))
     rows = [("vLLM 0.10.0 on ROCm 6.4.1", new, newer), ("vLLM of 2024", old, older)]
     return [
         "## MI300X, by software stack",
         "",
-        "No server above has an AMD GPU. Batches of Llama 3.1 70B and 405B in FP8 on eight MI300X were published",
-        "for two stacks, on which nothing was fitted; constants are the H100's, and stated errors those of proxies.",
-        f"A token of the 405B takes the older stack {number(figures['stacks_apart'], 2)} times as long as the newer",
-        "one, so which stack serves moves it as much as the model is off (`python -m benchmarks.mi300x`).",
+        "No server above has an AMD GPU. Batches of Llama 3.1 70B and 405B in FP8 on eight MI300X were",
+        "published for two stacks, on which nothing was fitted; constants are the H100's, and stated errors",
+        f"those of proxies. A token of the 405B takes the older stack {apart} times as long as the newer one,",
+        "so which stack serves moves it as much as the model is off (`python -m benchmarks.mi300x`).",
         "",
         *table(("Stack", "TPOT", "bias"), rows),
         "",

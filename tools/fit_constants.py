@@ -2,9 +2,9 @@
 
 DIR holds the public measurements (op_gemm.csv, op_attention.csv, op_allreduce.csv, layer_helix.csv,
 op_vidur_dense.csv, op_llmservingsim_dense.csv). Expert layers, and attention of engines other than vLLM, are
-read from the tables inside aiconfigurator-core (extra `aic`). Half of the single-operator points is never fitted on (see
-`Points.held_out`): `benchmarks/performance/perf_accuracy.py` tests on that half. Whole layers are fitted on
-Llama-2 70B alone, so that LLaMA-1 30B remains a test.
+read from the tables inside aiconfigurator-core (extra `aic`). Half of the single-operator points is never
+fitted on (see `Points.held_out`): `benchmarks/performance/perf_accuracy.py` tests on that half. Whole layers
+are fitted on Llama-2 70B alone, so that LLaMA-1 30B remains a test.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def fit_operators(data: Path, catalog: Catalog) -> tuple[Constants, list[Fit]]:
 
 
 def fit_own_attention(catalog: Catalog) -> tuple[OwnConstants, list[Fit]]:
-    """Fit attention of the engines that have kernels of their own, where both sizes of cache were measured."""
+    """Fit attention of engines with kernels of their own, where both sizes of cache were measured."""
     out: OwnConstants = {}
     report: list[Fit] = []
     for engine, title in OWN_ATTENTION.items():

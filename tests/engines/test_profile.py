@@ -63,7 +63,7 @@ def test_the_stage_engine_prepares_steps_of_a_whole_model_and_not_those_of_a_sta
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_host_time_is_what_servers_show(name: str) -> None:
-    """Where steps are prepared: 0.05 ms and 0.001 (SGLang: 0.026) for each sequence. Else about 1 and 0.05."""
+    """Where steps are prepared: 0.05 ms and 0.001 (SGLang: 0.026) a sequence. Otherwise about 1 and 0.05."""
     overlapped = profile_engine(name)
     assert overlapped == profile_engine(name, limits=EngineLimits(scheduling="async"))
     sequence_s = {"vllm": 1e-6, "sglang": 26e-6}[name]

@@ -42,8 +42,8 @@ PROXY_ERROR = 0.25
 9 to 16 per cent off on matrix products, and up to 47 on power-limited cards."""
 SERVER_ERROR = 0.2
 """Relative standard deviation of what all steps of a server share: kernels that were chosen, clocks, what a
-version does otherwise. With this, at least 90 % of the measured servers of three engines are inside the stated
-90 %; vLLM's servers alone would ask for 0.24 (`benchmarks.error_bars`)."""
+version does otherwise. With this, at least 90 % of the measured servers of three engines are inside the
+stated 90 %; vLLM's servers alone would ask for 0.24 (`benchmarks.error_bars`)."""
 FIRST_TOKEN_ERROR = 0.5
 """The same of times to the first token, beside what steps explain: schedulers, fronts and bursts differ.
 TensorRT-LLM would do with 0.2, vLLM with 0.3, SGLang asks for 0.9 (`benchmarks.error_bars`)."""

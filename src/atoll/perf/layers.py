@@ -574,8 +574,8 @@ def _mixers(spec: TransformerSpec, shard: Shard, make: _Factory) -> dict[bool, _
 def fuses(node: NodeType, tp: int, *, widely: bool = False) -> bool:
     """Return whether engines sum over GPUs and normalise in one kernel: on Blackwell's NVLink, up to four.
 
-    Over eight GPUs FlashInfer's kernel takes batches of a few dozen rows only. TensorRT-LLM has kernels of its
-    own for all sizes, on any NVLink (`widely`).
+    Over eight GPUs FlashInfer's kernel takes batches of a few dozen rows only. TensorRT-LLM has kernels of
+    its own for all sizes, on any NVLink (`widely`).
     """
     if tp == 1 or node.interconnect.kind != "nvlink":
         return False
