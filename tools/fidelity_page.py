@@ -155,7 +155,7 @@ def mi300x() -> list[str]:
         "",
         "No server above has an AMD GPU. Batches of Llama 3.1 70B and 405B in FP8 on eight MI300X were",
         "published for two stacks, on which nothing was fitted; constants are the H100's, and stated errors",
-        f"those of proxies. A token of the 405B takes the older stack {apart} times as long as the newer one,",
+        f"those of proxies. A token of the 405B takes the older stack {apart} times as long as the newer,",
         "so which stack serves moves it as much as the model is off (`python -m benchmarks.mi300x`).",
         "",
         *table(("Stack", "TPOT", "bias"), rows),

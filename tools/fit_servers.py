@@ -1,7 +1,7 @@
 """Fit `benchmarks.performance.server_fit` on measured servers: `python -m tools.fit_servers`.
 
 With `--write` they are kept for `benchmarks.servers`, each series of servers left out in turn. Those of the
-record were fitted on every third row (`--every 3`). Errors of times per token and to the first token are taken
+record were fitted on every third row (`--every 3`). Errors of times per token and to the first are taken
 as linear in the constants about those that ship, which three simulations of every row with one of them moved
 tell. Robust errors are minimised, a series counting by the root of its rows, and a constant that rows say
 little of stays where tables have it. What ships is copied by hand from what this prints: `SGLANG_HOST_TIME`,
