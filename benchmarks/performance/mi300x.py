@@ -47,7 +47,9 @@ def read() -> list[Latency]:
             Latency(
                 entry["stack"],
                 entry["model"],
-                *(int(entry[name]) for name in ("batch", "input_tokens", "output_tokens")),
+                int(entry["batch"]),
+                int(entry["input_tokens"]),
+                int(entry["output_tokens"]),
                 float(entry["seconds"]),
             )
             for entry in csv.DictReader(stream)
@@ -82,12 +84,14 @@ def main() -> None:
     for name, errors in off.items():
         figures.append(Figure(f"{name}_median", float(np.median(np.abs(errors)))))
         figures.append(Figure(f"{name}_bias", float(np.median(errors))))
-    times = {(row.stack, row.model, row.batch, row.input_tokens): row.token_s for row in rows}
     new, old = STACKS
+    newer = {
+        (row.model, row.batch, row.input_tokens): row.token_s for row in rows if row.stack == new
+    }
     apart = [
-        seconds / times[new, *what]
-        for (stack, *what), seconds in times.items()
-        if stack == old and (new, *what) in times
+        row.token_s / newer[row.model, row.batch, row.input_tokens]
+        for row in rows
+        if row.stack == old and (row.model, row.batch, row.input_tokens) in newer
     ]
     figures.append(Figure("stacks_apart", float(np.median(apart)), note="the older over the newer"))
     finish(figures, batches=len(rows))
