@@ -1,17 +1,17 @@
 """Fit the constants that ship with Atoll: `python -m tools.fit_constants --data DIR [--write]`.
 
 DIR holds the public measurements (op_gemm.csv, op_attention.csv, op_allreduce.csv, layer_helix.csv,
-op_vidur_dense.csv, op_llmservingsim_dense.csv). Expert layers are read from the tables inside
-aiconfigurator-core (extra `aic`). Half of the single-operator points is never fitted on (see
-`Points.held_out`): `benchmarks/performance/perf_accuracy.py` tests on that half. Whole layers are fitted on
-Llama-2 70B alone, so that LLaMA-1 30B remains a test.
+op_vidur_dense.csv, op_llmservingsim_dense.csv). Expert layers, and attention of engines other than vLLM, are
+read from the tables inside aiconfigurator-core (extra `aic`). Half of the single-operator points is never
+fitted on (see `Points.held_out`): `benchmarks/performance/perf_accuracy.py` tests on that half. Whole layers
+are fitted on Llama-2 70B alone, so that LLaMA-1 30B remains a test.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -61,6 +61,9 @@ HELIX_CONDITIONS = LayerConditions(prompt_tokens=763.1, decode_context=950.0)
 VERSIONS = {"a100_sxm": "0.14.0"}
 """Versions of vLLM that tables of a system were made with, where it is not `VERSION`."""
 VERSION = "0.24.0"
+OWN_ATTENTION = {"sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+"""Engines whose attention was measured beside vLLM's, and their names in sources. A cache of 8 bits is where
+they differ: on Hopper TensorRT-LLM reads it in half to three quarters of vLLM's time."""
 FP4_SYSTEMS = ("b200_sxm", "b300_sxm", "gb200", "rtx_pro_6000_server")
 """Systems with cores for NVFP4. DIR has no such products: they are read from the tables."""
 SAMPLE = 400
@@ -69,10 +72,20 @@ SAMPLE = 400
 # per-tensor FP8 kernel in these tables is slower than bf16 on Hopper.
 EXPERT_DTYPES = {"bfloat16": "", "fp8_block": "", "nvfp4": "", "w4a16_mxfp4": "gptoss"}
 # Large products for seconds on end over what the tables' bursts say: 0.80 to 0.84 for 256 to 8192 rows,
-# `h200_power.csv` of the benchmarks' results. No other GPU was measured so.
-SUSTAINED = {("H200", OpClass.GEMM): 0.83}
+# `h200_power.csv` of the benchmarks' results. An H100 has the same chip and the same limit of 700 W; no
+# other GPU was measured so.
+SUSTAINED = {("H200", OpClass.GEMM): 0.83, ("H100", OpClass.GEMM): 0.83}
+# Found on measured servers by tools/fit_servers.py, which says of each why it is there.
+SERVED_EXPERTS = 0.5
+SERVED_EXPERT_CLASSES = (OpClass.EXPERTS_FP8, OpClass.EXPERTS_FP4, OpClass.EXPERTS_INT4)
+SERVED_MEMORY = {
+    ("H100", OpClass.GEMM): 0.9,
+    ("H100", OpClass.GEMM_FP8): 0.9,
+}
 
 Constants = dict[str, dict[OpClass, OpConstants]]
+OwnConstants = dict[tuple[str, str], dict[OpClass, OpConstants]]
+"""Constants of kernels of an engine's own, by GPU and engine."""
 
 
 def schema(kind: str) -> Schema:
@@ -80,13 +93,16 @@ def schema(kind: str) -> Schema:
     return next(s for s in SCHEMAS if s.kind == kind)
 
 
-def read_table(system: str, kind: str, name: str) -> DataFrame:
-    """Return one of aiconfigurator-core's tables of vLLM on a system."""
+def read_table(system: str, kind: str, name: str, engine: str = "vllm") -> DataFrame:
+    """Return one of aiconfigurator-core's tables of an engine on a system, the newest of those not vLLM's."""
     import pandas as pd
 
-    version = VERSIONS.get(system, VERSION)
-    path = files("aiconfigurator_core") / "systems" / "data" / system / kind / "vllm" / version
-    return pd.read_parquet(str(path / f"{name}_perf.parquet"))
+    root = files("aiconfigurator_core") / "systems" / "data" / system / kind / engine
+    if engine == "vllm":
+        version = VERSIONS.get(system, VERSION)
+    else:
+        version = max(entry.name for entry in root.iterdir())
+    return pd.read_parquet(str(root / version / f"{name}_perf.parquet"))
 
 
 def table_points(kind: str, frame: DataFrame, labels: dict[str, str]) -> Points:
@@ -116,10 +132,13 @@ def product_points(system: str, dtype: str) -> Points:
     return sample(table_points("gemm", frame, {"gemm_dtype": dtype}))
 
 
-def attention_points(system: str, op: OpClass, kv_dtype: str = "fp8") -> Points:
+def attention_points(
+    system: str, op: OpClass, kv_dtype: str = "fp8", engine: str = "vllm"
+) -> Points:
     """Return a system's attention in heads of 128 and without windows."""
     prefill = op is OpClass.ATTENTION_PREFILL
-    frame = read_table(system, "attention", f"{'context' if prefill else 'generation'}_attention")
+    name = f"{'context' if prefill else 'generation'}_attention"
+    frame = read_table(system, "attention", name, engine)
     frame = frame[(frame.kv_cache_dtype == kv_dtype) & (frame.head_dim == 128)]
     frame = frame[frame.window_size == 0]
     frame = frame.assign(seq_len=frame.isl if prefill else frame.isl + frame.step)
@@ -280,6 +299,25 @@ def fit_operators(data: Path, catalog: Catalog) -> tuple[Constants, list[Fit]]:
     return out, report
 
 
+def fit_own_attention(catalog: Catalog) -> tuple[OwnConstants, list[Fit]]:
+    """Fit attention of engines with kernels of their own, where both sizes of cache were measured."""
+    out: OwnConstants = {}
+    report: list[Fit] = []
+    for engine, title in OWN_ATTENTION.items():
+        source = AIC.replace("vLLM", title)
+        for system, name in (SYSTEMS | TABLES_ONLY).items():
+            if system in VERSIONS:
+                continue
+            gpu = catalog.gpu(name)
+            for op in (OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE):
+                points_16 = sample(attention_points(system, op, "bfloat16", engine))
+                found = fit(op, points_16, gpu, source=source)
+                both = fit_narrow(found, attention_points(system, op, engine=engine), gpu)
+                report += [found, both]
+                out.setdefault((name, engine), {})[op] = both.constants
+    return out, report
+
+
 def fit_layers(
     data: Path, catalog: Catalog
 ) -> tuple[dict[str, LayerFit], dict[str, AllReduceCost]]:
@@ -368,47 +406,49 @@ def complete(fitted: Constants, layers: dict[str, LayerFit]) -> Constants:
             ops[op] = proxy(out[donor][op], donor, slower=round(weaker, 2))
     for (gpu, op), share in SUSTAINED.items():
         out[gpu][op] = replace(out[gpu][op], sustained=share)
+    for (gpu, op), share in SERVED_MEMORY.items():
+        out[gpu][op] = replace(out[gpu][op], sustained_b=share)
+    for ops in out.values():
+        for op in SERVED_EXPERT_CLASSES:
+            if op in ops:
+                ops[op] = replace(ops[op], sustained=SERVED_EXPERTS)
     return out
 
 
-def dump(constants: Constants) -> str:
+def dump(constants: Constants, own: OwnConstants) -> str:
     """Return the constants file as YAML text."""
     lines = [
         "# Written by tools/fit_constants.py; do not edit. For their meaning see perf/constants.py.",
         f"fitted: {datetime.now(tz=UTC).date().isoformat()}",
         "gpus:",
     ]
-    names = (
-        "e_f",
-        "e_b",
-        "t0_us",
-        "p",
-        "pad",
-        "pad_k",
-        "pad_n",
-        "serial_ns",
-        "hot_bytes",
-        "hot_gain",
-        "kv8",
-        "kv8_t0",
-        "sustained",
-        "error",
-    )
-    defaults = OpConstants()
     for gpu in sorted(constants):
         lines.append(f"  {gpu}:")
-        for op in OpClass:
-            if op not in constants[gpu]:
-                continue
-            c = constants[gpu][op]
-            fields = [
-                f"{name}: {getattr(c, name):.5g}"
-                for name in names
-                if name == "error" or getattr(c, name) != getattr(defaults, name)
-            ]
-            fields += [f"tag: {c.tag.value}", f'source: "{c.source}"']
-            lines.append(f"    {op.value}: {{{', '.join(fields)}}}")
+        lines += _op_lines(constants[gpu], 4)
+        engines = {engine: ops for (name, engine), ops in own.items() if name == gpu}
+        lines += ["    engines:"] if engines else []
+        for engine, ops in engines.items():
+            lines += [f"      {engine}:", *_op_lines(ops, 8)]
     return "\n".join(lines) + "\n"
+
+
+def _op_lines(ops: Mapping[OpClass, OpConstants], indent: int) -> list[str]:
+    names = (
+        *("e_f", "e_b", "t0_us", "p", "pad", "pad_k", "pad_n", "serial_ns", "hot_bytes"),
+        *("hot_gain", "kv8", "kv8_t0", "sustained", "sustained_b", "error"),
+    )
+    defaults = OpConstants()
+    lines = []
+    for op in (op for op in OpClass if op in ops):
+        c = ops[op]
+        fields = [
+            f"{name}: {getattr(c, name):.5g}"
+            for name in names
+            if name == "error" or getattr(c, name) != getattr(defaults, name)
+        ]
+        fields += [f"tag: {c.tag.value}", f'source: "{c.source}"']
+        lines.append(f"{' ' * indent}{op.value}: {{{', '.join(fields)}}}")
+    return lines
 
 
 def main() -> None:
@@ -421,6 +461,8 @@ def main() -> None:
     arguments = parser.parse_args()
     catalog = Catalog.default()
     fitted, report = fit_operators(arguments.data, catalog)
+    own, own_report = fit_own_attention(catalog)
+    report += own_report
     print("gpu       operator            points   fitted med/p95   held out med/p95   (per cent)")
     for entry in report:
         out = entry.held_out
@@ -435,7 +477,7 @@ def main() -> None:
         print(f"all-reduce {system} x{gpus}: {cost}")
     for node, cost in sums.items():
         print(f"all-reduce {node}: {cost}")
-    text = dump(complete(fitted, layers))
+    text = dump(complete(fitted, layers), own)
     yaml.safe_load(text)
     if arguments.write:
         target = ROOT / "src" / "atoll" / "perf" / "data" / "constants.yaml"

@@ -4,10 +4,11 @@ Rows are those of `silicon_sample.csv` in aiconfigurator-core (extra `aic`; Apac
 SGLang and TensorRT-LLM on H100, H200, B200, B300 and GB200 that public benchmarks and NVIDIA measured in 2025
 and 2026. How those of the public benchmark were started is in its scripts (`limits_of`). Left out are rows
 that are no one server of one tensor-parallel group (phases apart, attention in copies, experts spread over
-GPUs), models that the catalog does not have, and
-images that are known to guess tokens ahead (`GUESSING`), and loads of one server that were measured twice
-and are far apart (`_APART`): the file does not say which of them guesses, as SGLang 0.5.9 does by a second
-script. One constant is fitted on these rows, `EAGER_LATENT_S`.
+GPUs), models that the catalog does not have, images that are known to guess tokens ahead (`GUESSING`), and
+loads of one server that were measured twice and are far apart (`_APART`): the file does not say which of them
+guesses, as SGLang 0.5.9 does by a second script. By what was measured, and not by what is predicted, are left
+out series that did not compute all of their prompts (`_MAX_PEAK`) and rows whose first tokens waited for
+something else than prompts (`_WAIT_S`, `_WAIT_TIMES`): room, a client that fell behind, or compiling.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from atoll.workload.requests import Requests
 
 if TYPE_CHECKING:
     from atoll.perf.constants import ConstantTable
+    from benchmarks.performance.server_fit import ServedConstants
 
 GPUS = {
     "h100_sxm": "H100",
@@ -60,6 +62,15 @@ GUESSING = ("1.2.0rc6.post3",)
 """Versions of TensorRT-LLM whose tokens come 1.7 times as fast as those of the version before it."""
 _APART = 1.1
 """Times per token of one load over each other, from which on it was not one server."""
+_BEHIND_ROUTER = "gtl_task_id="
+"""Deployments that Dynamo's tests made: several workers behind a router, the file does not say how many."""
+_MAX_PEAK = 0.6
+"""Share of the peak arithmetic of their GPUs that servers sustain at most: 0.47 is the highest of all series
+but one, of which 0.88 would be true if no prompts had been in the KV cache since an earlier load."""
+_WAIT_S = 2.0
+_WAIT_TIMES = 5.0
+"""First tokens that take longer than this many seconds, and this many times what all clients' prompts take at
+the peak in 16 bits, waited for something else than prompts."""
 WAVES = 10
 """Requests per client, as the public benchmark has them: the first come all at once."""
 MAX_GPUS = 8
@@ -85,6 +96,11 @@ class ServerRow:
     public: bool
     ttft_ms: float
     tpot_ms: float
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """What was measured at one time: servers of one version with any number of GPUs."""
+        return (self.engine, self.version, self.model, self.dtype, self.gpu)
 
     @property
     def dense(self) -> bool:
@@ -140,11 +156,30 @@ def read_rows(path: Path | None = None) -> list[ServerRow]:
         path = Path(str(files("aiconfigurator_core") / "systems" / "silicon_sample.csv"))
     with path.open(encoding="utf-8") as stream:
         rows = [row for entry in csv.DictReader(stream) for row in _read(entry)]
+    rows = _leave_out(rows, Catalog.default())
     measured: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for row in rows:
         measured[row.server, row.load].append(row.tpot_ms)
     one = {key for key, times in measured.items() if max(times) < _APART * min(times)}
     return [row for row in rows if (row.server, row.load) in one]
+
+
+def _leave_out(rows: list[ServerRow], catalog: Catalog) -> list[ServerRow]:
+    """Leave out what cannot be steps of one server that computes its prompts, by what was measured alone."""
+    cached, waited = set(), set()
+    for row in rows:
+        gpu, spec = catalog.gpu(row.gpu), catalog.model(row.model).llm
+        # A sequence computes its output matrix for answers only.
+        flops = 2.0 * (spec.active_params - spec.head_params - spec.embedding_params)
+        narrow = {"fp8": gpu.fp8_flops, "nvfp4": gpu.fp4_flops}.get(row.dtype)
+        request_s = 1e-3 * (row.ttft_ms + (row.output_tokens - 1) * row.tpot_ms)
+        tokens = row.clients * (row.input_tokens + row.output_tokens)
+        if flops * tokens / request_s > _MAX_PEAK * row.tp * (narrow or gpu.fp16_flops):
+            cached.add(row.series)
+        prompts_s = row.clients * row.input_tokens * flops / (row.tp * gpu.fp16_flops)
+        if row.ttft_ms > 1e3 * max(_WAIT_S, _WAIT_TIMES * prompts_s):
+            waited.add(row)
+    return [row for row in rows if row.series not in cached and row not in waited]
 
 
 def _read(entry: dict[str, str]) -> Iterator[ServerRow]:
@@ -158,6 +193,8 @@ def _read(entry: dict[str, str]) -> Iterator[ServerRow]:
     if entry["model_path"] not in MODELS or entry["system"] not in GPUS or version in GUESSING:
         return
     source = entry["silicon_data_source"]
+    if _BEHIND_ROUTER in source:
+        return
     clients = re.search(r"concurrency=(\d+)", source)
     yield ServerRow(
         model=MODELS[entry["model_path"]],
@@ -230,10 +267,20 @@ def _public_limits(row: ServerRow) -> EngineLimits:
 
 
 def simulate_row(
-    row: ServerRow, catalog: Catalog, constants: ConstantTable | None = None
+    row: ServerRow,
+    catalog: Catalog,
+    constants: ConstantTable | None = None,
+    *,
+    served: ServedConstants | None = None,
 ) -> Times | None:
-    """Return what the simulator says that the clients of a server see; None: it does not fit there."""
+    """Return what the simulator says that the clients of a server see; None: it does not fit there.
+
+    `served` are constants fitted on servers, in place of those that ship.
+    """
     limits = limits_of(row)
+    if served is not None:
+        constants = served.table()
+        limits = limits.model_copy(update={"host": served.host(row)})
     mean = LengthMix.fixed(float(row.input_tokens), float(row.output_tokens))
     service = Service(
         name="m",

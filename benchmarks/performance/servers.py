@@ -1,21 +1,25 @@
-"""How far predictions are off on measured servers (`server_rows`), on which one constant is fitted.
+"""How far predictions are off on measured servers (`server_rows`), as shipped and with each left out.
 
-Every row is simulated in a closed loop with the scheduler, version and limits that it had. Errors are
-|predicted / measured - 1| in per cent, medians over rows. `gpu_ratio_median` compares what one GPU is over
-another on the same model, engine and load, for all pairs: what a planner chooses by. With `--quick` every
-eighth row is taken; without, the table is kept in `benchmarks/results/servers.csv` for docs/fidelity.md.
+Every row is simulated in a closed loop with the scheduler, version and limits that it had: with the constants
+that ship (`dense_tpot_median`), and with those fitted without its series (`dense_tpot_left_out`,
+`server_fit`). Errors are |predicted / measured - 1| in per cent, medians over rows. `gpu_ratio` compares what
+one GPU is over another on the same model, engine and load, for all pairs: what a planner chooses by. With
+`--quick` every eighth row is taken; without, the table is kept in `benchmarks/results/servers.csv` for
+docs/fidelity.md.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
 
 from atoll.catalog import Catalog
 from atoll.core.errors import MissingDependencyError
+from benchmarks.performance.server_fit import ServedConstants, read_left_out
 from benchmarks.performance.server_rows import ServerRow, Times, read_rows, simulate_row
 from benchmarks.report import ROOT, Figure, finish, options
 
@@ -24,20 +28,22 @@ _EVERY = 8
 """Of so many rows one is taken where it has to be quick."""
 COLUMNS = (
     *("engine", "version", "model", "format", "gpu", "rows"),
-    *("tpot", "tpot_bias", "tpot_p95", "ttft", "ttft_bias"),
+    *("tpot", "tpot_bias", "tpot_p95", "ttft", "ttft_bias", "tpot_left_out", "ttft_left_out"),
 )
 KEPT = ROOT / "benchmarks" / "results" / "servers.csv"
-BARS = {
-    "dense_tpot_median": 6.0,
-    "moe_tpot_median": 10.0,
-    "ttft_median": 15.0,
-    "gpu_ratio_median": 10.0,
-}
+BARS = {"dense_tpot": 6.0, "moe_tpot": 10.0, "ttft": 15.0, "gpu_ratio": 10.0}
 
 
-def compare(rows: list[ServerRow], catalog: Catalog) -> list[Compared]:
-    """Simulate rows; those that no node has room for are left out."""
-    found = ((row, simulate_row(row, catalog)) for row in rows)
+def compare(
+    rows: list[ServerRow],
+    catalog: Catalog,
+    served: Mapping[tuple[str, ...], ServedConstants] | None = None,
+) -> list[Compared]:
+    """Simulate rows, with constants by their series or as shipped; those that no node has room for go."""
+    found = (
+        (row, simulate_row(row, catalog, served=served.get(row.series) if served else None))
+        for row in rows
+    )
     return [(row, times) for row, times in found if times is not None]
 
 
@@ -69,14 +75,16 @@ def middle(values: list[float]) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def tabulate(compared: list[Compared]) -> list[tuple[str, ...]]:
+def tabulate(compared: list[Compared], left_out: list[Compared]) -> list[tuple[str, ...]]:
     """Return a line for each engine, version, model, number format and GPU, as `COLUMNS` says."""
     groups: dict[tuple[str, ...], list[Compared]] = defaultdict(list)
-    for one in compared:
-        row = one[0]
-        # The file calls all formats of 4 bits one name; gpt-oss has its own.
-        dtype = "mxfp4" if row.model == "gpt-oss-120b" else row.dtype
-        groups[row.engine, row.version or "-", row.model, dtype, row.gpu].append(one)
+    apart: dict[tuple[str, ...], list[Compared]] = defaultdict(list)
+    for found, some in ((groups, compared), (apart, left_out)):
+        for one in some:
+            row = one[0]
+            # The file calls all formats of 4 bits one name; gpt-oss has its own.
+            dtype = "mxfp4" if row.model == "gpt-oss-120b" else row.dtype
+            found[row.engine, row.version or "-", row.model, dtype, row.gpu].append(one)
     lines = []
     for key, some in sorted(groups.items()):
         tpot = np.array([tpot_error(one) for one in some])
@@ -84,6 +92,8 @@ def tabulate(compared: list[Compared]) -> list[tuple[str, ...]]:
         errors = (
             *(np.median(abs(tpot)), np.median(tpot), np.percentile(abs(tpot), 95)),
             *(np.median(abs(ttft)), np.median(ttft)),
+            np.median([abs(tpot_error(one)) for one in apart[key]]),
+            np.median([abs(ttft_error(one)) for one in apart[key]]),
         )
         lines.append((*key, str(len(some)), *(f"{error:.1f}" for error in errors)))
     return lines
@@ -92,24 +102,24 @@ def tabulate(compared: list[Compared]) -> list[tuple[str, ...]]:
 def show(lines: list[tuple[str, ...]]) -> None:
     """Print the lines of `tabulate`."""
     for line in (COLUMNS, *lines):
-        print(f"{' '.join(line[:5]):60s}" + "".join(f"{cell:>10s}" for cell in line[5:]))
+        print(f"{' '.join(line[:5]):60s}" + "".join(f"{cell:>14s}" for cell in line[5:]))
 
 
-def figures(compared: list[Compared]) -> list[Figure]:
-    """Return the medians over all rows, and those of each engine."""
+def figures(compared: list[Compared], kind: str = "median") -> list[Figure]:
+    """Return the medians over all rows, and those of each engine; `kind` ends their names."""
     found: list[Figure] = []
 
     def medians(some: list[Compared], prefix: str) -> None:
         dense = [abs(tpot_error(one)) for one in some if one[0].dense]
         experts = [abs(tpot_error(one)) for one in some if not one[0].dense]
         parts = {
-            "dense_tpot_median": middle(dense),
-            "moe_tpot_median": middle(experts),
-            "ttft_median": middle([abs(ttft_error(one)) for one in some]),
-            "gpu_ratio_median": middle(ratio_errors(some)),
+            "dense_tpot": middle(dense),
+            "moe_tpot": middle(experts),
+            "ttft": middle([abs(ttft_error(one)) for one in some]),
+            "gpu_ratio": middle(ratio_errors(some)),
         }
         for name, value in parts.items():
-            found.append(Figure(prefix + name, value, None if prefix else BARS[name]))
+            found.append(Figure(f"{prefix}{name}_{kind}", value, None if prefix else BARS[name]))
 
     medians(compared, "")
     for engine in sorted({one[0].engine for one in compared}):
@@ -124,15 +134,16 @@ def main() -> None:
         rows = read_rows()
     except MissingDependencyError as error:
         print(f"skipped: {error}")
-        finish([Figure(name, None, bar) for name, bar in BARS.items()])
+        finish([Figure(f"{name}_left_out", None, bar) for name, bar in BARS.items()])
         return
-    compared = compare(rows[:: _EVERY if arguments.quick else 1], Catalog.default())
-    lines = tabulate(compared)
+    rows, catalog = rows[:: _EVERY if arguments.quick else 1], Catalog.default()
+    compared, left_out = compare(rows, catalog), compare(rows, catalog, read_left_out())
+    lines = tabulate(compared, left_out)
     show(lines)
     if not arguments.quick:
         with KEPT.open("w", encoding="utf-8", newline="") as stream:
             csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *lines])
-    finish(figures(compared), rows=len(compared))
+    finish([*figures(left_out, "left_out"), *figures(compared)], rows=len(compared))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from atoll.catalog import Catalog
+from atoll.perf.constants import OpClass
+from benchmarks.performance.server_fit import KEPT, ServedConstants, read_left_out
 from benchmarks.performance.server_rows import ServerRow, Times, read_rows, simulate_row
 from benchmarks.performance.servers import figures, ratio_errors
 
@@ -23,6 +26,13 @@ ROWS = [
     f"{PUBLIC},1024,1024,4,2,2,1,100,9",
     f"{PUBLIC.replace('Llama-3.1-70B', 'Other')},1024,1024,4,2,1,1,100,9",
     f"{PUBLIC.replace('0.18.0', '1.2.0rc6.post3')},1024,1024,4,2,1,1,100,9",
+    # Several workers behind a router.
+    f"{PUBLIC.replace('; x', '; gtl_task_id=1')},1024,1024,4,2,1,1,100,9",
+    # First tokens that wait for something else than prompts.
+    f"{PUBLIC},1024,1024,4,2,1,1,4000,9",
+    # Series with a server that cannot have computed its prompts.
+    f"{PUBLIC.replace('0.18.0', '0.19.0')},8192,2,4,2,1,1,100,9",
+    f"{PUBLIC.replace('0.18.0', '0.19.0')},1024,1024,4,2,1,1,100,9",
 ]
 ROW = ServerRow(
     *("llama-3.1-8b", "H100", "vllm", "0.12.0", "bf16", 1, 256, 16, 4), False, 100.0, 10.0
@@ -58,3 +68,27 @@ def test_ratios_of_gpus_are_off_by_as_much_as_their_errors_differ() -> None:
     found = {figure.name: figure.value for figure in figures([slow, fast, other])}
     assert found["dense_tpot_median"] == 0.0
     assert found["moe_tpot_median"] is None
+
+
+def test_what_ships_is_what_was_fitted_on_all_servers() -> None:
+    fitted = json.loads(KEPT.read_text("utf-8"))["fitted"]
+    for name, value in asdict(ServedConstants.shipped()).items():
+        assert value == pytest.approx(fitted[name], rel=0.06), name
+
+
+def test_a_series_is_predicted_with_constants_fitted_without_it() -> None:
+    left_out = read_left_out()
+    assert ("sglang", "0.5.9", "deepseek-v3", "fp8", "H200") in left_out
+    shipped = ServedConstants.shipped()
+    own = replace(shipped, h100_memory=0.5, experts=0.4)
+    gemm = own.table().gpu("H100").under_load().op(OpClass.GEMM)
+    usual = shipped.table().gpu("H100").under_load().op(OpClass.GEMM)
+    assert gemm.e_b / usual.e_b == pytest.approx(0.5 / shipped.h100_memory)
+    # Other GPUs and engines keep what they have.
+    assert own.table().gpu("H200").op(OpClass.GEMM) == shipped.table().gpu("H200").op(OpClass.GEMM)
+    assert own.host(ROW) is None
+    catalog = Catalog.default()
+    slow, fast = (simulate_row(ROW, catalog, served=some) for some in (own, shipped))
+    assert slow is not None
+    assert fast == simulate_row(ROW, catalog)
+    assert slow.tpot_ms > 1.2 * fast.tpot_ms

@@ -9,6 +9,7 @@ import pytest
 
 from atoll.catalog.gpus import default_gpus
 from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.rng import stream
 from atoll.perf.batch import Batch
 from atoll.perf.constants import (
     FIRST_TOKEN_ERROR,
@@ -201,6 +202,44 @@ def test_merged_adds_gpus_and_replaces_single_classes() -> None:
     # Neither table changes.
     assert base.gpu("TEST").op(OpClass.GEMM).e_f == 1.0
     assert base.names() == ("TEST",)
+
+
+def test_engines_have_kernels_of_their_own_where_they_were_measured() -> None:
+    usual = default_constants().gpu("H200")
+    theirs, decode = usual.of_engine("trtllm"), OpClass.ATTENTION_DECODE
+    assert "TensorRT-LLM" in theirs.op(decode).source
+    # Twice as many tokens in the time: it reads a cache of 8 bits in about half the time of one of 16.
+    assert usual.op(decode).kv8 / theirs.op(decode).kv8 > 1.3
+    assert theirs.op(OpClass.EXPERTS) == usual.op(OpClass.EXPERTS)
+    assert usual.of_engine("vllm") is usual
+
+
+def test_what_was_measured_on_a_machine_counts_whatever_engine_runs() -> None:
+    decode = OpClass.ATTENTION_DECODE
+    mine = OpConstants(e_b=0.5, tag=Tag.MEASURED, source="mine")
+    both = default_constants().merge(ConstantTable([GpuConstants("H200", {decode: mine})]))
+    theirs = both.gpu("H200").of_engine("trtllm")
+    assert theirs.op(decode) == mine
+    assert "TensorRT-LLM" in theirs.op(OpClass.ATTENTION_PREFILL).source
+
+
+def test_draws_move_an_engines_own_kernels_as_the_gpus() -> None:
+    table, decode = default_constants(), OpClass.ATTENTION_DECODE
+    drawn = sample_constants(table, stream(1, "own kernels"), first_token_error=0.0)
+    own = drawn.gpu("H200").engines["trtllm"][decode]
+    assert own.e_b != table.gpu("H200").engines["trtllm"][decode].e_b
+    again = sample_constants(table, stream(1, "own kernels"), first_token_error=0.0)
+    assert again.gpu("H200").engines["trtllm"][decode] == own
+
+
+def test_a_file_names_an_engines_own_kernels(tmp_path: Path) -> None:
+    own = "{attention_decode: {e_b: 0.5, tag: measured}}"
+    path = written(tmp_path, f"gpus: {{H100: {{engines: {{sglang: {own}}}}}}}")
+    found = load_constants(path).gpu("H100").engines["sglang"]
+    assert found[OpClass.ATTENTION_DECODE].e_b == 0.5
+    path = written(tmp_path, "gpus: {H100: {engines: [sglang]}}")
+    with pytest.raises(InputError, match="not a mapping of engines"):
+        load_constants(path)
 
 
 def test_a_file_on_top_of_the_shipped_constants(tmp_path: Path) -> None:

@@ -310,6 +310,20 @@ def test_fused_sums_save_a_millisecond_or_two_on_blackwell() -> None:
             assert low <= plain - fused <= high
 
 
+def test_tensorrt_llm_fuses_sums_on_any_nvlink_since_1_1() -> None:
+    llm, batch = model("llama-3-70b"), Batch.decode(8, 1000)
+    for machine in ("H200:2", "H200:8", "B200:8"):
+        old, new = (
+            step_seconds(analytic(llm, node_type(machine), engine=engine), batch, 0, 80)
+            for engine in ("trtllm@1.0", "trtllm@1.1")
+        )
+        assert 0.3e-3 < old - new < 2.5e-3
+    plain, shared = (
+        analytic(llm, node_type("L40S:8"), engine=f"trtllm@{v}") for v in ("1.0", "1.1")
+    )
+    assert plain.ops == shared.ops
+
+
 def test_steps_with_prompts_take_as_long_as_launching_them() -> None:
     llm = spec(layers=6)
     profile = EngineProfile("x", launch=LaunchTime(1e-3))

@@ -29,6 +29,12 @@ SERVER_HOST_TIME: Mapping[Scheduling, HostTime] = {
     "sync": HostTime(step_s=1.0e-3, sequence_s=0.05e-3),
 }
 """Host time of the usual servers of one process per GPU."""
+SGLANG_HOST_TIME: Mapping[Scheduling, HostTime] = {
+    **SERVER_HOST_TIME,
+    "async": HostTime(step_s=0.05e-3, sequence_s=26e-6),
+}
+"""That of SGLang: what a sequence adds to a step is not hidden. Fitted on measured servers (0.5.1 to 0.5.10,
+tools/fit_servers.py); with 512 sequences on eight GPUs steps took 12 ms longer than their kernels."""
 SERVER_REQUEST_S = 10e-3
 """What a request waits for beside steps: HTTP, tokens, messages between processes. About what vLLM 0.22 took
 on an H200 (`benchmarks.gpu_promise`); an assumption for SGLang."""
@@ -199,8 +205,8 @@ class EngineProfile:
 
     Steps that only decode are replayed from CUDA graphs. Those with prompts are launched in pieces, which
     takes a layer the time of `launch` at least. An engine that `fuses_all_reduce` sums and normalises in one
-    kernel where it can. One that `keeps_busy` runs step after step, so a GPU at its power limit lowers clocks
-    (`OpConstants.sustained`).
+    kernel where it can: on Blackwells over up to four GPUs, with `fuses_widely` on any NVLink. One that
+    `keeps_busy` runs step after step, so a GPU at its power limit lowers clocks (`OpConstants.sustained`).
 
     With `slots` the KV cache is cut into equal parts of the longest request, and a request takes one whatever
     its length. A step goes through the kernels in parts of `part_tokens` (None: as a whole), and activations
@@ -235,6 +241,7 @@ class EngineProfile:
     prefix_caching: bool = False
     launch: LaunchTime = NO_LAUNCH_TIME
     fuses_all_reduce: bool = False
+    fuses_widely: bool = False
     keeps_busy: bool = True
     slots: bool = False
     part_tokens: int | None = None
@@ -281,6 +288,11 @@ def read_version(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.split("."))
 
 
+def _is_since(version: str | None, since: tuple[int, ...] | None) -> bool:
+    """Whether a version is at least another; None is the newest of versions, and older than none."""
+    return since is not None and (version is None or read_version(version) >= since)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineDefaults:
     """Limits and times of an engine that nobody configured.
@@ -288,9 +300,9 @@ class EngineDefaults:
     `batch` returns the limits of sequences and tokens of a step on a GPU (None: a large one), `kernels` its
     own kernels there, `ratios` how they compare with usual ones. `hosts` are host times by scheduling; one
     that `schedules_ahead` does so if that is "async". Stages of one whose `stages_wait` are "sync" always.
-    Versions before `async_since` schedule "sync" unless told. One without `has_prompt_interval` looks at
-    prompts in every step, whatever limits say. `mxfp8` is whether experts in MXFP4 compute in MXFP8: always,
-    if told (False), or never (None).
+    Versions before `async_since` schedule "sync" unless told, and those from `fuses_widely_since` on fuse
+    sums on any NVLink. One without `has_prompt_interval` looks at prompts in every step, whatever limits say.
+    `mxfp8` is whether experts in MXFP4 compute in MXFP8: always, if told (False), or never (None).
     """
 
     hosts: Mapping[Scheduling, HostTime]
@@ -300,6 +312,7 @@ class EngineDefaults:
     prefix_caching: bool
     launch: LaunchTime = NO_LAUNCH_TIME
     fuses_all_reduce: bool = False
+    fuses_widely_since: tuple[int, ...] | None = None
     keeps_busy: bool = True
     slots: bool = False
     part_tokens: int | None = None
@@ -320,9 +333,7 @@ class EngineDefaults:
 
     def scheduling_of(self, version: str | None) -> Scheduling:
         """Return how a version schedules unless told; None: the newest that is known."""
-        if version is None or read_version(version) >= self.async_since:
-            return self.scheduling
-        return "sync"
+        return self.scheduling if _is_since(version, self.async_since) else "sync"
 
     def profile(
         self, name: str, gpu: GpuType | None, limits: EngineLimits | None = None
@@ -346,6 +357,7 @@ class EngineDefaults:
             prefix_caching=self.prefix_caching if caching is None else caching,
             launch=self.launch.on(gpu),
             fuses_all_reduce=self.fuses_all_reduce,
+            fuses_widely=_is_since(chosen.version, self.fuses_widely_since),
             keeps_busy=self.keeps_busy,
             slots=self.slots,
             part_tokens=self.part_tokens,

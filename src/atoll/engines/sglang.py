@@ -41,10 +41,10 @@ from atoll.engines.options import (
 )
 from atoll.engines.profile import (
     EAGER_LAUNCH,
-    SERVER_HOST_TIME,
     SERVER_REQUEST_S,
     SERVER_STREAM_S,
     SERVER_TOKENIZE_S,
+    SGLANG_HOST_TIME,
     EngineDefaults,
 )
 
@@ -156,7 +156,7 @@ class Sglang(Engine):
         "tokens": ("sglang:generation_tokens_total",),
     }
     defaults = EngineDefaults(
-        SERVER_HOST_TIME,
+        SGLANG_HOST_TIME,
         "async",
         _batch,
         memory_share=0.88,

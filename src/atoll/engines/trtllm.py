@@ -46,6 +46,8 @@ class TrtLlm(Engine):
         prefix_caching=True,
         launch=EAGER_LAUNCH,
         fuses_all_reduce=True,
+        # Servers of 1.0 take the time of two kernels, those of 1.1 and later of one.
+        fuses_widely_since=(1, 1),
         schedules_ahead=True,
         async_since=(1, 0),
         request_s=SERVER_REQUEST_S,

@@ -462,7 +462,7 @@ def model_ops(
     A layer is: norm, QKV product, attention, output product, sum over GPUs, norm, MLP up, activation,
     MLP down, sum over GPUs. Norms include the residual addition (two reads and two writes); rotary
     embedding and KV writes are part of the fused attention prologue and not counted apart. With `fused` sums
-    over GPUs and norms are one kernel, where there is one (`fuses`). What lies between the norms, attention
+    over GPUs and norms are one kernel (`fuses`). What lies between the norms, attention
     of one kind or another, is `_mixers`.
     """
     make = _Factory(node.gpu, constants, formats, mxfp8=mxfp8)
@@ -473,7 +473,7 @@ def model_ops(
     mixers = {wide: _mixers(each, shard, make) for wide, each in stored.items()}
     norm = make.elementwise(4.0 * spec.hidden)
     summed = reduce
-    if fused and reduce is not None and fuses(node, tp):
+    if fused and reduce is not None:
         # One launch, and none of the sizes between latency and bandwidth that are slow on their own.
         norm, summed = replace(norm, t0_s=0.0), replace(reduce, p=1.0)
     kinds = layer_kinds(spec)
@@ -571,13 +571,15 @@ def _mixers(spec: TransformerSpec, shard: Shard, make: _Factory) -> dict[bool, _
     return mixers
 
 
-def fuses(node: NodeType, tp: int) -> bool:
+def fuses(node: NodeType, tp: int, *, widely: bool = False) -> bool:
     """Return whether engines sum over GPUs and normalise in one kernel: on Blackwell's NVLink, up to four.
 
-    Over eight GPUs the kernel takes batches of a few dozen rows only.
+    Over eight GPUs FlashInfer's kernel takes batches of a few dozen rows only. TensorRT-LLM has kernels of
+    its own for all sizes, on any NVLink (`widely`).
     """
-    blackwell = node.gpu.architecture.lower().startswith("blackwell")
-    return blackwell and node.interconnect.kind == "nvlink" and 1 < tp <= 4
+    if tp == 1 or node.interconnect.kind != "nvlink":
+        return False
+    return widely or (node.gpu.architecture.lower().startswith("blackwell") and tp <= 4)
 
 
 def _all_reduce(row: float, node: NodeType, tp: int, slower: float) -> AllReduce | None:

@@ -24,6 +24,7 @@ from atoll.perf.layers import (
     LayerOps,
     ModelOps,
     default_tp,
+    fuses,
     layer_kinds,
     model_ops,
     name_grounds,
@@ -254,9 +255,9 @@ def analytic(
     table = constants if constants is not None else default_constants()
     profile = with_measured(profile_on(engine, node), spec, node.gpu, size)
     gpu, kernels, server = node.gpu.whole, profile.kernels, profile.measured
-    fitted = _constants_of(table, gpu, profile.keeps_busy, server)
+    fitted = _constants_of(table, gpu, profile.name, profile.keeps_busy, server)
     if kernels is not None:
-        usual = _constants_of(default_constants(), gpu, profile.keeps_busy, None)
+        usual = _constants_of(default_constants(), gpu, profile.name, profile.keeps_busy, None)
         fitted = fitted.with_kernels(kernels, gpu, usual)
     fitted = fitted.with_ratios(profile.ratios).in_turns(node.gpu.shares)
     profile = replace(profile, launch=profile.launch.of(spec)).with_host(fitted.host)
@@ -269,12 +270,13 @@ def analytic(
             profile, host=host.model_copy(update={"step_s": host.step_s + passed_on_s})
         )
     formats = kernels.formats if kernels is not None else None
+    fused = profile.fuses_all_reduce and fuses(node, split, widely=profile.fuses_widely)
     ops = model_ops(
         spec,
         node,
         split,
         fitted,
-        fused=profile.fuses_all_reduce,
+        fused=fused,
         formats=formats,
         mxfp8=profile.mxfp8,
     )
@@ -289,10 +291,10 @@ def analytic(
 
 @lru_cache(maxsize=256)
 def _constants_of(
-    table: ConstantTable, gpu: GpuType, is_busy: bool, server: MeasuredServer | None
+    table: ConstantTable, gpu: GpuType, engine: str, is_busy: bool, server: MeasuredServer | None
 ) -> GpuConstants:
-    """The constants of a GPU, alone or kept busy, as a server showed them where one was measured."""
-    fitted = table.for_gpu(gpu)
+    """The constants of a GPU under an engine, alone or kept busy, as a server showed them if measured."""
+    fitted = table.for_gpu(gpu).of_engine(engine)
     fitted = fitted if server is None else fitted.as_measured(server)
     return fitted.under_load() if is_busy else fitted
 
