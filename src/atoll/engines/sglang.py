@@ -26,8 +26,9 @@ from atoll.engines.engine import (
     is_whole,
     one_of,
 )
-from atoll.engines.limits import MIXED_TOKENS, EngineLaunch
+from atoll.engines.limits import GUESS_METHODS, MIXED_TOKENS, EngineLaunch, Speculation
 from atoll.engines.options import (
+    GuessOption,
     LaunchOptions,
     SwitchOption,
     ValueOption,
@@ -66,6 +67,53 @@ _REASONING_PARSERS = {
     "deepseek_r1": "deepseek-r1",
     "glm45": "glm45",
 }
+_ALGORITHMS = {
+    "ngram": "NGRAM",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "NEXTN",
+    "draft_model": "STANDALONE",
+}
+GUESSING_SEQUENCES = 48
+"""Requests that it runs at a time where it guesses tokens, unless told."""
+
+
+class _GuessOption(GuessOption):
+    """`--speculative-algorithm` and what goes with it; one guess for each position."""
+
+    name = "--speculative-algorithm"
+    model = "--speculative-draft-model-path"
+    revision = "--speculative-draft-model-revision"
+    checked = "--speculative-num-draft-tokens"
+    _chain = ("--speculative-num-steps", "--speculative-eagle-topk")
+
+    def words(self, guess: Speculation, model: str, revision: str | None) -> list[str]:
+        """Return the options. Tokens that it checks have the last one that is sure among them."""
+        count = guess.num_speculative_tokens
+        said = [self.name, _ALGORITHMS[guess.method]]
+        said += [self.model, model] if model else []
+        said += [self.revision, revision] if revision else []
+        if guess.method != "ngram":
+            steps, width = self._chain
+            said += [steps, str(count), width, "1"]
+        return [*said, self.checked, str(count + 1)]
+
+    def read(self, options: dict[str, tuple[str, ...]]) -> object:
+        """Take it out of options."""
+        found = options.pop(self.name, None)
+        if found is None:
+            return None
+        for name in self._chain:
+            options.pop(name, None)
+        count = take_number(options, self.checked) - 1
+        model, revision = options.pop(self.model, None), options.pop(self.revision, None)
+        return {
+            "method": {word: method for method, word in _ALGORITHMS.items()}[found[0]],
+            "num_speculative_tokens": count,
+            "model": None if model is None else ServedModel.source_of(model[0], revision),
+        }
+
+
 _OPTIONS: LaunchOptions = {
     "max_num_batched_tokens": ValueOption("--chunked-prefill-size"),
     "max_num_seqs": ValueOption("--max-running-requests"),
@@ -85,6 +133,7 @@ _OPTIONS: LaunchOptions = {
     ),
     "scheduling": SwitchOption({"sync": "--disable-overlap-schedule"}, default="async"),
     "prompt_interval": ValueOption("--scheduler-recv-interval"),
+    "speculative": _GuessOption(),
 }
 _BOOTSTRAP = "--disaggregation-bootstrap-port"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--dist-init-addr")
@@ -171,6 +220,9 @@ class Sglang(Engine):
         admits_by_prompts=True,
         prompts_first=True,
         has_prompt_interval=True,
+        guesses=GUESS_METHODS,
+        guesses_sync=frozenset({"ngram"}),
+        guessing_sequences=GUESSING_SEQUENCES,
     )
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:

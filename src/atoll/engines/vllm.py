@@ -30,8 +30,9 @@ from atoll.engines.engine import (
     is_whole,
     one_of,
 )
-from atoll.engines.limits import MIXED_TOKENS, EngineLaunch
+from atoll.engines.limits import GUESS_METHODS, MIXED_TOKENS, EngineLaunch, Speculation
 from atoll.engines.options import (
+    GuessOption,
     LaunchOptions,
     SwitchOption,
     ValueOption,
@@ -82,6 +83,33 @@ _HANDOVERS = {
     "decode-push": _transfer("NixlPushConnector", "kv_consumer"),
 }
 _KV_DTYPES = {"fp8": "fp8", "bf16": "bfloat16"}
+
+
+class _GuessOption(GuessOption):
+    """`--speculative-config`, in JSON."""
+
+    name = "--speculative-config"
+
+    def words(self, guess: Speculation, model: str, revision: str | None) -> list[str]:
+        """Return the option."""
+        said: dict[str, object] = {"method": guess.method}
+        said |= {"model": model} if model else {}
+        said |= {"revision": revision} if revision else {}
+        said["num_speculative_tokens"] = guess.num_speculative_tokens
+        return [self.name, json.dumps(said, separators=(",", ":"))]
+
+    def read(self, options: dict[str, tuple[str, ...]]) -> object:
+        """Take it out of options."""
+        found = options.pop(self.name, None)
+        if found is None:
+            return None
+        said = json.loads(" ".join(found))
+        revision = said.pop("revision", None)
+        if revision is not None:
+            said["model"] = ServedModel.source_of(said["model"], (revision,))
+        return said
+
+
 _OPTIONS: LaunchOptions = {
     "max_num_batched_tokens": ValueOption("--max-num-batched-tokens"),
     "max_num_seqs": ValueOption("--max-num-seqs"),
@@ -99,6 +127,7 @@ _OPTIONS: LaunchOptions = {
     ),
     "handover": ValueOption("--kv-transfer-config", _HANDOVERS),
     "scheduling": SwitchOption({"async": "--async-scheduling", "sync": "--no-async-scheduling"}),
+    "speculative": _GuessOption(),
 }
 _EXECUTOR = "--distributed-executor-backend"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless")
@@ -186,6 +215,8 @@ class Vllm(Engine):
         tokenize_s=SERVER_TOKENIZE_S,
         admits_by_prompts=True,
         mxfp8=False,
+        guesses=GUESS_METHODS,
+        guesses_sync=frozenset({"ngram"}),
     )
     start = StartTime(
         123.0,

@@ -230,6 +230,11 @@ class CapacityModel:
         return self._role.lengths.input_mean if self._role.phase is Phase.PREFILL else 1.0
 
     @property
+    def _made(self) -> float:
+        """Tokens that a step makes of a sequence that decodes: more than one where guesses were right."""
+        return 1.0 if self._role.phase is Phase.PREFILL else self._model.engine.made
+
+    @property
     def _most(self) -> float:
         """Tokens, or sequences, that the engine puts into one step."""
         return self._model.largest_batch(self._role.phase)
@@ -288,7 +293,8 @@ class CapacityModel:
         return 0.5 / stages if self._role.phase is Phase.PREFILL else np.zeros_like(stages)
 
     def _left(self, stages: Array, budgets_s: Array) -> Array:
-        """Seconds of the budgets that are left for steps and hand-overs."""
+        """Seconds of the budgets that are left for steps and hand-overs; a step has all tokens it makes."""
+        budgets_s = budgets_s * self._made
         engine = self._model.engine
         tokens = max(self._role.lengths.input_mean, self._tail)
         beside_s = engine.request_s + engine.tokenize_s * tokens
@@ -344,7 +350,8 @@ class CapacityModel:
             np.where(piped, self._transfer(longest), 0.0), ends.tail_all, ends.tail_longest,
             bool(self._role.waits and prefill),
             float(0.5 * lengths.input_mean_square / lengths.input_mean**2), float(share),
-            BUSIEST, float(self._tokens_per_request), *waits_by_load(0.5), *waits_by_load(share), one_copy,
+            BUSIEST, float(self._tokens_per_request * self._made), *waits_by_load(0.5),
+            *waits_by_load(share), one_copy,
         )  # fmt: skip
         return one_copy * self._replicas
 

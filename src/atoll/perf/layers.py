@@ -226,17 +226,21 @@ def op_classes_of(spec: TransformerSpec, gpu: GpuType) -> tuple[OpClass, ...]:
     return tuple(op for op in OpClass if op in used)
 
 
-def name_grounds(spec: TransformerSpec, gpu: GpuType, constants: GpuConstants) -> GpuConstants:
+def name_grounds(
+    spec: TransformerSpec, gpu: GpuType, constants: GpuConstants, *, guessed: bool = False
+) -> GpuConstants:
     """Return the constants with the tags they deserve for this model; the values stay.
 
-    Kernels of latent attention and of the delta rule were not measured: they are priced with constants of
-    relatives, which is what a proxy is.
+    Kernels of latent attention and of the delta rule were not measured, nor those that check tokens which
+    were `guessed`: they are priced with constants of relatives, which is what a proxy is.
     """
     lent: dict[OpClass, str] = {}
+    if guessed:
+        lent[OpClass.ATTENTION_DECODE] = f"{gpu.name}'s kernels of one query for several"
     if spec.mla is not None or spec.delta is not None:
         what = "latent attention" if spec.mla is not None else "gated delta rule"
         source = f"{gpu.name}'s grouped-query kernels for {what}"
-        lent = dict.fromkeys((OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE), source)
+        lent |= dict.fromkeys((OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE), source)
     changed: dict[OpClass, OpConstants] = {}
     for op, source in lent.items():
         own = constants.op(op)
@@ -246,12 +250,19 @@ def name_grounds(spec: TransformerSpec, gpu: GpuType, constants: GpuConstants) -
 
 
 def ground_constants(
-    table: ConstantTable, specs: Iterable[TransformerSpec], gpus: Iterable[GpuType]
+    table: ConstantTable,
+    specs: Iterable[TransformerSpec],
+    gpus: Iterable[GpuType],
+    *,
+    guessed: bool = False,
 ) -> ConstantTable:
     """Return a table whose constants are as unsure as `name_grounds` says they are for any of the models."""
     known = {gpu.name: (gpu, table.for_gpu(gpu)) for gpu in gpus}
     for spec in specs:
-        known = {n: (gpu, name_grounds(spec, gpu, fitted)) for n, (gpu, fitted) in known.items()}
+        known = {
+            name: (gpu, name_grounds(spec, gpu, fitted, guessed=guessed))
+            for name, (gpu, fitted) in known.items()
+        }
     return table.merge(ConstantTable(fitted for _, fitted in known.values()))
 
 
@@ -265,7 +276,9 @@ class _Factory:
         formats: Mapping[str, float] | None = None,
         *,
         mxfp8: bool = False,
+        queries: float = 1.0,
     ) -> None:
+        self._queries = queries
         self._gpu = gpu
         self._constants = constants
         self._formats = formats or {}
@@ -366,6 +379,7 @@ class _Factory:
             kv_bytes=kv.bytes_per_weight * (d.kv8 if narrow else 1.0),
             pad=d.pad,
             serial_ns=d.serial_ns,
+            queries=self._queries,
         )
         return prefill, decode
 
@@ -391,6 +405,7 @@ class _Factory:
             rope_dim=mla.rope_dim,
             kv_bytes=kv.bytes_per_weight * (d.kv8 if kv.bits_per_weight < 16 else 1.0),
             pad=d.pad,
+            queries=self._queries,
         )
         return prefill, decode
 
@@ -410,6 +425,7 @@ class _Factory:
             state_bytes / tp,
             channels,
             self._speed(OpClass.ATTENTION_DECODE),
+            self._queries,
         )
         return prefill, decode
 
@@ -453,11 +469,13 @@ def model_ops(
     fused: bool = False,
     formats: Mapping[str, float] | None = None,
     mxfp8: bool = False,
+    queries: float = 1.0,
 ) -> ModelOps:
     """Return the operators of `spec` on each of `tp` GPUs of `node`.
 
     `formats` are shares of speed that products reach with weights of a number format, 1 where it has none.
-    With `mxfp8` experts in MXFP4 compute in MXFP8 where the GPU can.
+    With `mxfp8` experts in MXFP4 compute in MXFP8 where the GPU can. Decoding sequences have so many
+    `queries` each in a step.
 
     A layer is: norm, QKV product, attention, output product, sum over GPUs, norm, MLP up, activation,
     MLP down, sum over GPUs. Norms include the residual addition (two reads and two writes); rotary
@@ -465,7 +483,7 @@ def model_ops(
     over GPUs and norms are one kernel, where there is one (`fuses`). What lies between the norms, attention
     of one kind or another, is `_mixers`.
     """
-    make = _Factory(node.gpu, constants, formats, mxfp8=mxfp8)
+    make = _Factory(node.gpu, constants, formats, mxfp8=mxfp8, queries=queries)
     shard = Shard.of(spec, tp)
     reduce = _all_reduce(spec.hidden, node, tp, constants.links)
     whole = spec.with_weights(spec.activation_dtype) if spec.wide_layers else spec

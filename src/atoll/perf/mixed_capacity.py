@@ -1,7 +1,8 @@
 """Capacity of nodes that run both phases: steps that decode, some of them with prompts beside.
 
-Let B sequences decode in every step of a node. Each makes `out` tokens, so B / out prompts come per step: a
-share q = min(1, B / out) of all steps has prompts in it, p = max(1, B / out) of them. With t(B, n) the
+Let B sequences decode in every step of a node. Each makes `out` tokens, so B / out prompts come per step
+(with guesses that make g tokens of a step B g / out, and T / g stands for T in what is promised per token):
+a share q = min(1, B / out) of all steps has prompts in it, p = max(1, B / out) of them. With t(B, n) the
 time of a step with n prompts,
 
     T(B) = (1 - q) t(B, 0) + q t(B, p),    M(B) = (1 - q) t(B, 0)^2 + q t(B, p)^2
@@ -100,15 +101,17 @@ class MixedCapacityModel:
         )
         max_tokens = float(model.engine.mixed_tokens)
         # Every sequence in a step brings its share of a prompt along.
-        max_sequences = max_tokens / (1.0 + lengths.input_mean / lengths.output_mean)
+        self._made, rows = model.engine.made, float(model.engine.rows)
+        prompts_each = self._made * lengths.input_mean / lengths.output_mean
+        max_sequences = max_tokens / (rows + prompts_each)
         max_sequences = max(
             2.0 * _MIN_SEQUENCES, min(max_sequences, float(model.engine.max_sequences))
         )
         self._grid = np.geomspace(_MIN_SEQUENCES, max_sequences, _GRID_POINTS)
         running = np.maximum(self._grid, 1.0)
-        per_step = self._grid / lengths.output_mean
+        per_step = self._grid * self._made / lengths.output_mean
         self._share = np.minimum(per_step, 1.0)
-        left = np.maximum(max_tokens - running, 1.0)
+        left = np.maximum(max_tokens - running * rows, 1.0)
         self._full = np.maximum(1.0, left / lengths.input_mean)
         self._pieces = np.maximum(1.0, lengths.input_mean / left)
         self._counts = window_counts(model.spec, model.kinds)
@@ -195,7 +198,7 @@ class MixedCapacityModel:
         share = self._share
         mean = (1.0 - share) * plain + share * mixed
         residual = 0.5 * ((1.0 - share) * plain**2 + share * mixed**2) / mean
-        rate = self._grid / (lengths.output_mean * mean)
+        rate = self._grid * self._made / (lengths.output_mean * mean)
         # A step more for every further piece of a prompt.
         more = (self._pieces - 1.0) * plain
         turn = self._packed[position] / self._full + more
@@ -211,7 +214,8 @@ class MixedCapacityModel:
         with np.errstate(divide="ignore", invalid="ignore"):
             used = 1.0 - plain / mean
             backlog = used * each * (1.0 + used * once * mean / plain)
-            paced = mean * (1.0 + backlog / (_median(lengths) * plain))
+            steps = _median(lengths) / self._made
+            paced = mean * (1.0 + backlog / (steps * plain)) / self._made
         token_s = (paced + np.where(depth > 1.0, residual, 0.0) + hop) * depth
         prompt_s = (first + hop_first) * depth
         # Before it gets KV cache: so `stay` is without it.

@@ -631,7 +631,11 @@ class Problem(Frozen):
 
     def engine_of(self, service: Service) -> EngineChoice:
         """Return the engine of a service with its limits."""
-        return EngineChoice(self.settings.engine, service.engine_limits)
+        limits = service.engine_limits
+        guess, draft = limits.speculative, None
+        if guess is not None and guess.method == "draft_model" and guess.model is not None:
+            draft = self.catalog().model(guess.model).llm
+        return EngineChoice(self.settings.engine, limits, draft)
 
     def run_by(self, engine: str | None) -> Problem:
         """Return the problem as it is for instances of one engine; None: as it is where layouts are free."""
@@ -646,6 +650,12 @@ class Problem(Frozen):
         catalog, found = self.catalog(), {}
         for service in self.services:
             model, own = catalog.model(service.model), dict(service.engine_limits)
+            guess = service.engine_limits.speculative
+            if guess is not None and guess.method == "draft_model":
+                # Engines know its weights, not its name in the catalog.
+                draft = catalog.model(str(guess.model))
+                source = draft.checkpoint.source if draft.checkpoint else draft.name
+                own["speculative"] = guess.model_copy(update={"model": source})
             if not service.is_graph:
                 own |= {
                     "max_model_len": max_model_len(

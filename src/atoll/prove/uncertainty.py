@@ -60,7 +60,8 @@ def judge_certainty(
     )
     gpus = [catalog.gpu(name) for name in names]
     specs = [catalog.model(service.model).llm for service in problem.services]
-    table = ground_constants(default_constants(), specs, gpus)
+    guessed = any(service.engine_limits.speculative for service in problem.services)
+    table = ground_constants(default_constants(), specs, gpus, guessed=guessed)
     luck = stream(problem.settings.seed, "constants")
     targets = {service.name: service.target for service in problem.services}
     kept: list[dict[str, float]] = []

@@ -129,6 +129,7 @@ def build(
         coefficient=times.coefficient,
         prefix=times.prefix,
         curve=times.curve,
+        guess=times.guess,
         site=site_records(sites, len(nics)),
         pool=pool,
         server=server,

@@ -145,6 +145,7 @@ def _problem(
             named = settle_placed(settings["engines"], settings["engine"], field="settings.engines")
         settings |= {"engine": named, "engines": ()}
     _check_shares(document, offers, settings["engines"])
+    _check_guesses(document, catalog, services, settings["engines"] or (settings["engine"],))
     limits = fleet.limits
     return Problem.parse(
         {
@@ -391,8 +392,44 @@ def _engine_limits(
     host = merged.pop("host", None)
     if isinstance(host, dict):
         merged["host"] = {f"{name}_s": seconds for name, seconds in host.items()}
-    with document.at(*here, "engine"):
+    guess = merged.get("speculative")
+    if isinstance(guess, dict) and isinstance(guess["acceptance"], float):
+        # Each guess is right with this chance, if those before it were.
+        count, chance = guess["num_speculative_tokens"], guess["acceptance"]
+        merged["speculative"] = {**guess, "acceptance": [chance**k for k in range(1, count + 1)]}
+    own = entry.speculative is not None or "speculative" not in merged
+    with document.at(*((*here, "engine") if own else ("settings", "engine_limits"))):
         return EngineLimits.parse(merged)
+
+
+def _check_guesses(
+    document: FleetDocument, catalog: Catalog, services: Iterable[Service], engines: Iterable[str]
+) -> None:
+    """Refuse speculative decoding where no engine does it, on executors, and with unknown small models."""
+    for service in services:
+        limits = service.engine_limits
+        guess = limits.speculative
+        if guess is None:
+            continue
+        where = next(
+            (
+                ("services", name, "engine", "speculative")
+                for name, entry in document.content.services.items()
+                if entry.engine.speculative is not None and service.name.startswith(name)
+            ),
+            ("settings", "engine_limits", "speculative"),
+        )
+        refusals = [find_engine(name).refuses_guesses(limits) for name in engines]
+        if service.is_graph:
+            refusals = ["executors of any-to-any models do not decode speculatively"]
+        if not all(refusals) and document.content.cluster is not None:
+            refusals = ["machines of a fixed cluster are planned without speculative decoding"]
+        if refusals and all(refusals):
+            reasons = "; ".join(dict.fromkeys(map(str, refusals)))
+            raise document.error(reasons, *where, hint="leave it out, or plan with vllm or sglang")
+        if guess.method == "draft_model":
+            with document.at(*where, "model"):
+                catalog.model(str(guess.model)).llm  # noqa: B018 - an unknown name is named here
 
 
 def _check_context(

@@ -41,7 +41,7 @@ from atoll.core.errors import InputError
 from atoll.core.files import YamlFile
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Duration, Rate
-from atoll.engines.limits import Scheduling
+from atoll.engines.limits import MAX_GUESSES, GuessMethod, Scheduling
 from atoll.perf.components.measured import Unit
 from atoll.plan.cluster import KV_FILL, NodeProfile
 from atoll.plan.files.choice_schema import GridSpec, ObjectiveField, VariantSpec
@@ -123,6 +123,31 @@ class HostTimeSpec(Frozen):
     )
 
 
+class SpeculativeSpec(Frozen):
+    """Speculative decoding: who guesses tokens, how many, and how many of them are right."""
+
+    method: GuessMethod = Field(
+        description="Who guesses: ngram (the prompt itself), eagle or eagle3 (a head of one layer), mtp "
+        "(the model's own head) or draft_model (a small model).",
+    )
+    num_speculative_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_GUESSES)] = Field(
+        description="Tokens guessed ahead in each step."
+    )
+    acceptance: Annotated[
+        Annotated[Share, Tag("number")] | Annotated[list[Share], Tag("list")],
+        Discriminator(lambda value: "list" if isinstance(value, list) else "number"),
+    ] = Field(
+        description="Share of steps in which the first so many guesses were right, one for each position, as "
+        "vLLM logs it (Per-position acceptance rate); or one number, with which each guess is right if those "
+        "before it were."
+    )
+    model: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = Field(
+        default=None,
+        description="Of eagle and eagle3 the weights of the head, as hf://ORG/NAME; of draft_model a "
+        "model of the catalog.",
+    )
+
+
 class EngineSpec(Frozen):
     """How engines are started; what is left out is as the engine has it on the GPU in question."""
 
@@ -174,6 +199,11 @@ class EngineSpec(Frozen):
         default=None,
         description="Version of the engine, in quotes, which says how it schedules unless told; a recent "
         "one if left out.",
+    )
+    speculative: SpeculativeSpec | None = Field(
+        default=None,
+        description="Speculative decoding, in the words of vLLM's --speculative-config, with the share of "
+        "guesses that are right; vLLM and SGLang on one node. None if left out.",
     )
     host: HostTimeSpec | None = Field(
         default=None,

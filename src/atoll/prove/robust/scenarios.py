@@ -133,6 +133,7 @@ def _constants(
         catalog.gpu(gpu) for gpu in sorted({parse_node_type(k).whole_gpu for k in problem.kinds})
     ]
     specs = [catalog.model(service.model).llm for service in problem.services]
-    table = ground_constants(table, specs, gpus)
+    guessed = any(service.engine_limits.speculative for service in problem.services)
+    table = ground_constants(table, specs, gpus, guessed=guessed)
     luck = stream(problem.settings.seed, "robust", name, "constants")
     return tuple(sample_constants(table, luck, gpus) for _ in range(draws))
