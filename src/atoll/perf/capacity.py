@@ -51,7 +51,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic, TypeVar
 
@@ -200,6 +200,10 @@ class CapacityModel:
             raise UsageError("the step model is of another transformer than the role")
         self._role = role
         self._model = model
+        # What prompts have in common is computed once, and kept, by engines that look for it.
+        shares = model.engine.prefix_caching
+        self._lengths = role.lengths if shares else replace(role.lengths, prefix=None)
+        self._own = self._lengths.computed
         runs = Phase.BOTH if role.together else role.phase
         self._memory = MemoryModel.of(
             model.spec, model.node, tp=model.tp, engine=model.engine, phase=runs
@@ -227,7 +231,14 @@ class CapacityModel:
 
     @property
     def _tokens_per_request(self) -> float:
-        return self._role.lengths.input_mean if self._role.phase is Phase.PREFILL else 1.0
+        """Tokens of a request that a step computes."""
+        return self._own.input_mean if self._role.phase is Phase.PREFILL else 1.0
+
+    @property
+    def _units_per_request(self) -> float:
+        """Tokens of a request that count as done with a step: of prompts also those that were found."""
+        prefill = self._role.phase is Phase.PREFILL
+        return self._lengths.input_mean if prefill else self._made
 
     @property
     def _made(self) -> float:
@@ -248,11 +259,13 @@ class CapacityModel:
 
     def _batches(self, requests: Array) -> Batch[Array]:
         zero = np.zeros_like(requests)
-        lengths = self._role.lengths
+        lengths = self._own
         if self._role.phase is Phase.DECODE:
+            lengths = self._lengths
             return Batch(zero, zero, zero, requests, zero + lengths.decode_context)
         spread = lengths.input_mean_square / lengths.input_mean**2
-        return Batch(requests * lengths.input_mean, requests, zero, zero, zero, spread)
+        found = zero + self._lengths.found
+        return Batch(requests * lengths.input_mean, requests, found, zero, zero, spread)
 
     @property
     def _wire_tokens_per_s(self) -> float:
@@ -270,10 +283,10 @@ class CapacityModel:
 
     def _requests(self, position: Position) -> Array:
         """Requests whose KV cache fits beside j layers (a prompt's grows to its full length)."""
-        lengths = self._role.lengths
+        lengths = self._own
         prefill = self._role.phase is Phase.PREFILL
         context = lengths.input_mean if prefill else lengths.decode_context
-        held = self._memory.sequences_by_layers(context, position)
+        held = self._memory.sequences_by_layers(context, position, self._lengths.resident)
         if not self._role.waits:
             return held
         return held * held_share(lengths, self._role.phase, self._model.engine)
@@ -282,7 +295,7 @@ class CapacityModel:
         """Requests that may be there at a time, on average."""
         if not self._role.waits:
             return places
-        spread = held_spread(self._role.lengths, self._role.phase, self._model.engine)
+        spread = held_spread(self._own, self._role.phase, self._model.engine)
         return places_taken(places, spread)
 
     def _more_steps(self, stages: Array) -> Array:
@@ -338,7 +351,7 @@ class CapacityModel:
         own = self._own_steps(depth)
         passes = own + self._more_steps(depth)
         prefill = self._role.phase is Phase.PREFILL
-        lengths, share = self._role.lengths, self._role.share
+        lengths, share = self._own, self._role.share
         # A hop carries one piece of it at a time.
         longest = np.minimum(self._tail, self._most) * np.ones(1)
         piped = depth > 1.0
@@ -350,7 +363,7 @@ class CapacityModel:
             np.where(piped, self._transfer(longest), 0.0), ends.tail_all, ends.tail_longest,
             bool(self._role.waits and prefill),
             float(0.5 * lengths.input_mean_square / lengths.input_mean**2), float(share),
-            BUSIEST, float(self._tokens_per_request * self._made), *waits_by_load(0.5),
+            BUSIEST, float(self._units_per_request), *waits_by_load(0.5),
             *waits_by_load(share), one_copy,
         )  # fmt: skip
         return one_copy * self._replicas

@@ -177,17 +177,19 @@ class MemoryModel:
         room = max(0.0, self.free_bytes(start, end))
         return min(self.engine.max_sequences, math.floor(room / needed))
 
-    def sequences_by_layers(self, context: float, position: Position) -> Array:
+    def sequences_by_layers(self, context: float, position: Position, shared: float = 0.0) -> Array:
         """Return how many sequences of `context` tokens fit beside j layers, for j = 0..layers.
 
-        Where layers differ, the run of j layers that leaves room for fewest counts. 0 where not even
-        the weights fit; entry 0 is infinite.
+        So many `shared` tokens are held once for all of them. Where layers differ, the run of j layers that
+        leaves room for fewest counts. 0 where not even the weights fit; entry 0 is infinite.
         """
         kv = _kv_by_runs(self.spec, self.tp, context)
         if position.head and self._draft is not None:
             kv = kv + self._draft_kv_bytes(context)
         weights = _weights_by_runs(self.spec, self.tp)
         free = self.usable_bytes - self.outer_bytes(position) - weights
+        if shared:
+            free = free - _kv_by_runs(self.spec, self.tp, shared)
         # No layers have no KV cache to divide by, and room without end.
         room = np.full(kv.shape, np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):

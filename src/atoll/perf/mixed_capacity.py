@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -75,16 +76,21 @@ class MixedCapacityModel:
         self._prompts, self._answers, self._model = prompts, answers, model
         self._waits = waits
         self._link = link
-        lengths = prompts.lengths
+        # What prompts have in common is computed once, and kept, by engines that look for it.
+        shares = model.engine.prefix_caching and not model.engine.slots
+        self._lengths = prompts.lengths if shares else replace(prompts.lengths, prefix=None)
+        self._own = lengths = self._lengths.computed
+        resident = self._lengths.resident
         memory = MemoryModel.of(
             model.spec, model.node, tp=model.tp, engine=model.engine, phase=Phase.BOTH
         )
         context = lengths.decode_context
         booked = held_share(lengths, Phase.BOTH, model.engine)
         self._places = PerPosition(
-            lambda position: memory.sequences_by_layers(context, position) * booked
+            lambda position: memory.sequences_by_layers(context, position, resident) * booked
         )
-        self._tail = lengths.input_tail if lengths.input_tail > lengths.input_mean else 0.0
+        mean = prompts.lengths.input_mean
+        self._tail = lengths.input_tail if lengths.input_tail > mean else 0.0
         longest = max(1.0, self._tail, float(prompts.max_model_len))
         self._held_spread = held_spread(lengths, Phase.BOTH, model.engine)
         if model.engine.slots:
@@ -127,11 +133,11 @@ class MixedCapacityModel:
 
     def _times(self, running: Array, prompts: Array) -> PerPosition[Array]:
         """Seconds of steps by position: (layers + 1, batches)."""
-        lengths, zero = self._prompts.lengths, np.zeros_like(running)
+        lengths, zero = self._own, np.zeros_like(running)
         spread = lengths.input_mean_square / lengths.input_mean**2
         rows = prompts * lengths.input_mean
-        context = zero + lengths.decode_context
-        parts = self._model.parts(Batch(rows, prompts, zero, running, context, spread))
+        context, found = zero + self._lengths.decode_context, zero + self._lengths.found
+        parts = self._model.parts(Batch(rows, prompts, found, running, context, spread))
         layers = slowest_run(self._counts, parts.layers)
 
         def at(position: Position) -> Array:
@@ -152,7 +158,7 @@ class MixedCapacityModel:
         rates[:, :, 0] = 0.0
         if self._link is not None:
             row_bytes = self._model.spec.hidden * ACTIVATION_BYTES
-            tokens = lengths.input_mean + lengths.output_mean
+            tokens = self._own.input_mean + lengths.output_mean
             wire = self._link.bandwidth_bytes_per_s / (row_bytes * tokens)
             rates = np.minimum(rates, np.where(depth[:, :, 0] > 1.0, wire, np.inf))
         # Rounding must not break what holds exactly: a node with more layers carries no more.
@@ -193,7 +199,7 @@ class MixedCapacityModel:
 
     def _pressures(self, depth: Array, position: Position) -> tuple[Array, Array, Array, Array]:
         """Requests/s by batch, and what they need in units of each limit (`_LIMITS`)."""
-        lengths = self._prompts.lengths
+        lengths = self._own
         plain, mixed = self._plain[position], self._mixed[position]
         share = self._share
         mean = (1.0 - share) * plain + share * mixed
@@ -221,7 +227,7 @@ class MixedCapacityModel:
         # Before it gets KV cache: so `stay` is without it.
         engine = self._model.engine
         prepared = np.where(depth > 1.0, 0.0, mean * np.minimum(self._grid, 1.0))
-        tokens_s = engine.tokenize_s * lengths.input_mean
+        tokens_s = engine.tokenize_s * self._lengths.input_mean
         front_s = engine.request_s + tokens_s + engine.stream_s * self._grid * depth
         before_s = front_s + (prepared if engine.schedules_ahead else 0.0)
         stay = rate * (lengths.output_mean * token_s + prompt_s)

@@ -116,6 +116,8 @@ def _asked(problem: Problem, service: Service) -> tuple[LengthMix, float]:
     themselves; and twice as many as may be lost may wait too long: what is left is for simulation to find.
     """
     mix = service.lengths.mix()
+    if service.prefix is not None:
+        mix = replace(mix, prefix=service.prefix.shared())
     if problem.settings.sized_for == "half":
         return mix, 0.5
     # Of the longest decile as many must keep the promise as of all.
@@ -425,7 +427,7 @@ def _first_alike(problem: Problem, service: Service) -> Service:
         asked = (
             id(problem), service.model, service.lengths, service.ttft_s, service.tpot_s,
             service.attainment, service.length_deciles, service.phases, service.only, service.avoid,
-            service.engine_limits, service.text_classes,
+            service.engine_limits, service.text_classes, service.prefix,
         )  # fmt: skip
         first = _ALIKE.get(asked, (problem, service, service))[2]
         if len(_ALIKE) >= _MAX_RATES:

@@ -37,7 +37,7 @@ from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
 from atoll.plan.robustness import RiskModel
 from atoll.plan.survival import MAX_LOST, Survival
 from atoll.workload.classes import RequestClass
-from atoll.workload.lengths import LengthMix
+from atoll.workload.lengths import PREFIX_BLOCK, LengthMix, SharedPrefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -103,6 +103,17 @@ class Lengths(Frozen):
         )
 
 
+class Prefix(Frozen):
+    """A beginning that a `share` of a service's prompts have in common, in tokens; see `SharedPrefix`."""
+
+    share: float = Field(gt=0.0, le=1.0)
+    tokens: int = Field(ge=PREFIX_BLOCK)
+
+    def shared(self) -> SharedPrefix:
+        """Return it as length mixes have it."""
+        return SharedPrefix(self.share, self.tokens)
+
+
 class Service(Frozen):
     """A model to be served, what is promised, and how much is asked of it.
 
@@ -146,13 +157,14 @@ class Service(Frozen):
     rates: tuple[MeasuredRate, ...] = ()
     text_classes: tuple[RequestClass, ...] = ()
     length_deciles: bool = False
+    prefix: Prefix | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
         later: dict[str, object] = {"attainment": ATTAINMENT, "burstiness": 1.0}
-        blank = ("classes", "paths", "rates", "text_classes", "length_deciles")
+        blank = ("classes", "paths", "rates", "text_classes", "length_deciles", "prefix")
         later |= {name: fields[name] for name in blank if not fields[name]}
         if self.engine_limits.given:
             fields["engine_limits"] = self.engine_limits.model_dump(exclude_none=True)

@@ -62,6 +62,7 @@ from atoll.plan.problem import (
     Limits,
     Offer,
     Phases,
+    Prefix,
     Problem,
     Service,
     Settings,
@@ -253,6 +254,7 @@ def _service(
         only=only,
         avoid=avoid,
         engine_limits=_engine_limits(document, here, entry.engine),
+        prefix=_prefix(document, here, entry, asked),
     )
     _check_context(document, here, entry.engine, service, model)
     if not any(service.allows(kind) for kind in node_types):
@@ -382,6 +384,26 @@ def _cache_in(
     dtype = _merge_engine(document, entry).get("kv_cache_dtype")
     with document.at(*where, "kv_cache_dtype"):
         return catalog.model(with_kv_dtype(model.name, None if dtype is None else str(dtype)))
+
+
+def _prefix(
+    document: FleetDocument, here: tuple[str, ...], entry: ServiceSpec, asked: Mapping[str, Any]
+) -> Prefix | None:
+    """Return what prompts of a service have in common."""
+    given = entry.prefix
+    if given is None:
+        return None
+    why = None
+    if "classes" in asked:
+        why = "executors of any-to-any models keep no beginnings of prompts"
+    elif document.content.cluster is not None:
+        why = "machines of a fixed cluster are planned without common beginnings of prompts"
+    elif given.tokens >= asked["lengths"].input_mean:
+        mean = f"{asked['lengths'].input_mean:,.0f}"
+        why = f"a beginning of {given.tokens:,} tokens is as long as the mean prompt of {mean}"
+    if why is not None:
+        raise document.error(why, *here, "prefix", hint="leave it out, or shorten it")
+    return Prefix(share=given.share, tokens=given.tokens)
 
 
 def _engine_limits(

@@ -65,6 +65,7 @@ from atoll.plan.plan import Market
 from atoll.plan.problem import ATTAINMENT, Phases, Shortage
 from atoll.plan.robustness import DEMAND_CORRELATION, DEMAND_SD, SPOT_PRICE_SD
 from atoll.plan.survival import MAX_LOST
+from atoll.workload.lengths import PREFIX_BLOCK
 
 
 def _number_or_mapping(value: object) -> str:
@@ -211,6 +212,17 @@ class EngineSpec(Frozen):
     )
 
 
+class PrefixSpec(Frozen):
+    """Beginning that prompts of a service have in common, which engines compute once and keep."""
+
+    share: Annotated[Share, Field(gt=0)] = Field(
+        description="Share of the requests whose prompts begin so."
+    )
+    tokens: Annotated[int, Field(strict=True, ge=PREFIX_BLOCK)] = Field(
+        description="Its length in tokens, of the prompt's length; whole blocks of 16 are found."
+    )
+
+
 class ServiceSpec(Frozen):
     """A model to serve, what is promised and how much is asked of it."""
 
@@ -270,6 +282,11 @@ class ServiceSpec(Frozen):
         default="auto",
         description="Whether prefill and decode run on different instances (apart), on the same "
         "(together), or some of each, whichever is cheapest (auto).",
+    )
+    prefix: PrefixSpec | None = Field(
+        default=None,
+        description="Beginning that prompts have in common, such as a system prompt: "
+        "{share: 60%, tokens: 1000}. None if left out.",
     )
     headroom: Annotated[float, Field(strict=True, ge=1, le=100)] = Field(
         default=1.0, description="Plan for this many times the demand."
