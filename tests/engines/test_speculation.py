@@ -66,7 +66,7 @@ def test_guessing_on_the_host_keeps_steps_from_being_prepared() -> None:
         assert not after.schedules_ahead
         assert after.host == profile_engine(name, limits=EngineLimits(scheduling="sync")).host
         told = EngineLimits(speculative=guess("ngram"), scheduling="async")
-        assert "guesses with ngram after a step" in (find_engine(name).refuses_guesses(told) or "")
+        assert "guesses with ngram after a step" in (find_engine(name).refuses_launch(told) or "")
 
 
 def test_sglang_runs_few_sequences_unless_told() -> None:
@@ -79,8 +79,8 @@ def test_sglang_runs_few_sequences_unless_told() -> None:
 def test_engines_that_cannot_are_named(engine: Engine) -> None:
     limits = EngineLimits(speculative=guess())
     said = f"{engine.title} does not decode speculatively with mtp"
-    assert engine.refuses_guesses(limits) == said
-    assert engine.refuses_guesses(EngineLimits()) is None
+    assert engine.refuses_launch(limits) == said
+    assert engine.refuses_launch(EngineLimits()) is None
     with pytest.raises(InputError, match=said):
         engine.check_layout(EngineLayout("one", 1, 1, 1, (32,)), limits)
     # Where it is asked all the same nothing is counted that it does not do.

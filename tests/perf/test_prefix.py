@@ -101,5 +101,7 @@ def test_more_in_common_carries_more() -> None:
 def test_engines_without_prefix_caching_count_none() -> None:
     off = engine(prefix_caching=False)
     assert both(SHARED, off) == both(PLAIN, off)
-    asked = [prefill(mix, off).throughput([1], [5.0], Position.WHOLE) for mix in (SHARED, PLAIN)]
-    assert np.array_equal(*asked)
+    shared, plain = (
+        prefill(mix, off).throughput([1], [5.0], Position.WHOLE) for mix in (SHARED, PLAIN)
+    )
+    assert np.array_equal(shared, plain)

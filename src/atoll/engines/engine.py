@@ -345,14 +345,13 @@ class Engine:
     def check_layout(self, layout: EngineLayout, launch: EngineLimits | None = None) -> None:
         """Raise InputError unless it runs the layout, started so."""
         hint = "use the engine 'atoll'"
-        guessing = None if launch is None else self.refuses_guesses(launch)
+        guessing = None if launch is None else self.refuses_launch(launch)
         if guessing is None and launch is not None and launch.speculative and layout.nodes > 1:
             here = f"{layout.instance} has {layout.nodes}"
             guessing = f"{self.title} decodes speculatively on one node, and {here}"
         if guessing is not None:
-            raise InputError(
-                guessing, field="speculative", hint="leave it out, or use another engine"
-            )
+            field = "speculative" if launch and launch.speculative else "expert_parallel"
+            raise InputError(guessing, field=field, hint="leave it out, or use another engine")
         if layout.alone and self.connector is None:
             raise InputError(
                 f"{layout.instance} runs one phase, and {self.title} runs prefill and decode together",
@@ -437,9 +436,11 @@ class Engine:
                 return f"{self.title} has no {dtype} on {gpu.name}"
         return None
 
-    def refuses_guesses(self, launch: EngineLimits) -> str | None:
-        """Return why it does not decode speculatively as it is told; None: it does, or is not told."""
+    def refuses_launch(self, launch: EngineLimits) -> str | None:
+        """Return why it does not guess tokens or spread experts as it is told; None: it does."""
         guess = launch.speculative
+        if launch.expert_parallel and not (self.defaults and self.defaults.expert_parallel):
+            return f"{self.title} does not spread experts over GPUs"
         if guess is None:
             return None
         if self.defaults is None or guess.method not in self.defaults.guesses:

@@ -105,8 +105,9 @@ class EngineLimits(Frozen):
     where the next step is prepared while the GPU works. `version` is the engine's own, which says how it
     schedules unless told. `prompt_interval` are the steps of decoding after which new prompts are looked at,
     1 for all of them. With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can. `load_format` is the
-    loader of weights, as the engine calls it. `speculative` is how tokens are guessed ahead, None: not.
-    `host` is the host time as measured on the machine.
+    loader of weights, as the engine calls it. `speculative` is how tokens are guessed ahead, None: not. With
+    `expert_parallel` experts are spread over all GPUs of a node, and copies of its layers share them. `host`
+    is the host time as measured on the machine.
     """
 
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
@@ -120,6 +121,7 @@ class EngineLimits(Frozen):
     load_format: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,31}$")
     version: str | None = Field(default=None, pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,2}$")
     speculative: Speculation | None = None
+    expert_parallel: bool | None = None
     host: HostTime | None = None
 
     @model_validator(mode="after")

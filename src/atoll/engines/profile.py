@@ -222,7 +222,10 @@ class EngineProfile:
     prompts; one that `collects_prompts` counts from when one waits, and looks sooner if they fill a step.
     With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can. `version` is the engine's, None for the
     newest that is known; `measured` is the server that its times were measured on, None where assumed.
-    With `speculation` steps check tokens that were guessed; `draft` is the small model that guesses them, where it is one by itself.
+
+    With `speculation` steps check tokens that were guessed; `draft` is the small model that guesses them,
+    where it is one by itself. With `expert_parallel` experts are spread over the GPUs of all `copies` of the
+    layers on a node (None: of those that there are).
     """
 
     name: str
@@ -255,6 +258,14 @@ class EngineProfile:
     measured: MeasuredServer | None = None
     speculation: Speculation | None = None
     draft: TransformerSpec | None = None
+    expert_parallel: bool = False
+    copies: int | None = None
+
+    def spread(self, spec: TransformerSpec, gpus: int, tp: int) -> int | None:
+        """Return how many copies of a model on `gpus` GPUs share its experts; None: each has all of them."""
+        if not self.expert_parallel or spec.moe is None:
+            return None
+        return self.copies or gpus // tp
 
     @property
     def rows(self) -> int:
@@ -305,7 +316,7 @@ class EngineDefaults:
     prompts in every step, whatever limits say. `mxfp8` is whether experts in MXFP4 compute in MXFP8: always,
     if told (False), or never (None). With `guesses` it decodes speculatively by these methods, of which
     those of `guesses_sync` keep the next step from being prepared ahead, `guessing_sequences` at a time
-    unless told.
+    unless told. With `expert_parallel` it spreads experts over GPUs where it is told to.
     """
 
     hosts: Mapping[Scheduling, HostTime]
@@ -335,6 +346,7 @@ class EngineDefaults:
     guesses: frozenset[GuessMethod] = frozenset()
     guesses_sync: frozenset[GuessMethod] = frozenset()
     guessing_sequences: int | None = None
+    expert_parallel: bool = False
 
     def scheduling_of(self, limits: EngineLimits) -> Scheduling:
         """Return how an engine with such limits schedules; of no version: as the newest that is known."""
@@ -353,10 +365,11 @@ class EngineDefaults:
         gpu: GpuType | None,
         limits: EngineLimits | None = None,
         draft: TransformerSpec | None = None,
+        copies: int | None = None,
     ) -> EngineProfile:
         """Return the profile on a kind of GPU; what `limits` leave open is the engine's own.
 
-        `draft` is the small model that guesses, where it is one of the catalog.
+        `draft` is the small model that guesses, where it is one of the catalog, `copies` as in the profile.
         """
         chosen = limits or NO_LIMITS
         own_sequences, own_tokens = self.batch(gpu)
@@ -403,4 +416,6 @@ class EngineDefaults:
             version=chosen.version,
             speculation=guess,
             draft=draft,
+            expert_parallel=self.expert_parallel and bool(chosen.expert_parallel),
+            copies=copies,
         )

@@ -139,15 +139,26 @@ _BOOTSTRAP = "--disaggregation-bootstrap-port"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--dist-init-addr")
 _PARTITION = "SGLANG_PP_LAYER_PARTITION"
 """Numbers of layers of the stages of a pipeline."""
+_EP, _DP_ATTENTION = "--ep-size", "--enable-dp-attention"
+_SEQUENCES = 2048
 KV_KEPT_S = 60
 """How long either side waits for the other to meet it, and decode for KV cache to come."""
 _GIB = 2**30
 
 
+def _of_ranks(launch: EngineLaunch, ranks: float) -> EngineLaunch:
+    """Return a launch with the limits of a step times so many ranks."""
+    names = ("max_num_seqs", "max_num_batched_tokens")
+    limits = {name: getattr(launch, name) for name in names}
+    return launch.model_copy(
+        update={name: limit and round(limit * ranks) for name, limit in limits.items()}
+    )
+
+
 def _batch(gpu: GpuType | None) -> tuple[int, int]:
     # It cuts prompts by memory, and runs 2,048 requests or more.
     size = 70 * _GIB if gpu is None else gpu.whole.memory_bytes
-    return 2048, 8192 if size >= 60 * _GIB else 4096 if size >= 35 * _GIB else 2048
+    return _SEQUENCES, 8192 if size >= 60 * _GIB else 4096 if size >= 35 * _GIB else 2048
 
 
 class Sglang(Engine):
@@ -221,22 +232,33 @@ class Sglang(Engine):
         prompts_first=True,
         has_prompt_interval=True,
         guesses=GUESS_METHODS,
+        expert_parallel=True,
         guesses_sync=frozenset({"ngram"}),
         guessing_sequences=GUESSING_SEQUENCES,
     )
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
         """Return the command with the tensor, data and pipeline parallel sizes of the layout."""
+        launch, gpus = served.launch, layout.tp
+        spread = launch is not None and bool(launch.expert_parallel)
+        if spread and launch is not None:
+            # Copies are ranks of one group then, and its limits those of all of them.
+            gpus *= layout.copies
+            launch = _of_ranks(self.settle(launch), layout.copies)
         # Its bootstrap server listens where it does, and instances on other machines come there.
         listens = "0.0.0.0" if layout.alone else "127.0.0.1"
         arguments = [
             *(host.python, "-m", "sglang.launch_server"),
             *("--model-path", served.repository[0], *served.revision_words()),
             *("--served-model-name", served.names[0]),
-            *("--host", listens, "--port", host.port, "--tp", str(layout.tp)),
-            *self._flags(served.launch),
+            *("--host", listens, "--port", host.port, "--tp", str(gpus)),
+            *self._flags(launch),
         ]
-        if layout.copies > 1:
+        if spread:
+            arguments += [_EP, str(gpus)]
+        if spread and layout.copies > 1:
+            arguments += ["--dp-size", str(layout.copies), _DP_ATTENTION]
+        elif layout.copies > 1:
             arguments += ["--dp", str(layout.copies)]
         environment: dict[str, str] = {}
         if len(layout.layers) > 1:
@@ -269,14 +291,21 @@ class Sglang(Engine):
     def parse(self, command: ServerCommand) -> ParsedCommand:
         """Return what a command serves."""
         options = split_options(command.arguments[3:])
+        spread = options.pop(_EP, None) is not None
+        ranks = take_number(options, "--dp-size")
+        options.pop(_DP_ATTENTION, None)
+        gpus = take_number(options, "--tp")
+        launch = read_launch(_OPTIONS, options)
+        if spread:
+            launch = _of_ranks(launch, 1 / ranks).model_copy(update={"expert_parallel": True})
         served = ServedModel(
             ServedModel.source_of(options.pop("--model-path")[0], options.pop("--revision", None)),
             options.pop("--served-model-name"),
-            read_launch(_OPTIONS, options),
+            launch,
         )
         parsed = ParsedCommand(
-            tp=take_number(options, "--tp"),
-            copies=take_number(options, "--dp"),
+            tp=gpus // ranks,
+            copies=ranks if spread else take_number(options, "--dp"),
             layers=tuple(int(n) for n in command.environment.get(_PARTITION, "").split(",") if n),
             served=served,
             port=options.pop("--port")[0],
@@ -289,7 +318,15 @@ class Sglang(Engine):
         tokens = launch.max_num_batched_tokens
         if tokens is None and not prompts_alone(launch):
             tokens = max(MIXED_TOKENS, launch.max_num_seqs or 0)
-        return settle_launch(_OPTIONS, launch.model_copy(update={"max_num_batched_tokens": tokens}))
+        update: dict[str, object] = {"max_num_batched_tokens": tokens}
+        if launch.expert_parallel and launch.max_num_seqs is None:
+            # Its own number is for all ranks together, and plans reckon with each of them.
+            sequences, guess = _SEQUENCES, launch.speculative
+            update["max_num_seqs"] = (
+                GUESSING_SEQUENCES if guess else min(sequences, tokens or sequences)
+            )
+        settled = settle_launch(_OPTIONS, launch.model_copy(update=update))
+        return settled.model_copy(update={"expert_parallel": launch.expert_parallel or None})
 
     def _flags(self, launch: EngineLaunch | None) -> tuple[str, ...]:
         """The options that make it keep the limits a plan reckons with."""

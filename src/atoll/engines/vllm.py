@@ -128,6 +128,7 @@ _OPTIONS: LaunchOptions = {
     "handover": ValueOption("--kv-transfer-config", _HANDOVERS),
     "scheduling": SwitchOption({"async": "--async-scheduling", "sync": "--no-async-scheduling"}),
     "speculative": _GuessOption(),
+    "expert_parallel": SwitchOption({True: "--enable-expert-parallel"}),
 }
 _EXECUTOR = "--distributed-executor-backend"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless")
@@ -216,6 +217,7 @@ class Vllm(Engine):
         admits_by_prompts=True,
         mxfp8=False,
         guesses=GUESS_METHODS,
+        expert_parallel=True,
         guesses_sync=frozenset({"ngram"}),
     )
     start = StartTime(
@@ -314,7 +316,8 @@ class Vllm(Engine):
         if sequences is None and tokens is not None and tokens < _LARGE_GPU_SEQUENCES:
             # vLLM refuses more sequences than tokens in a step, its own number of them too.
             sequences = min(tokens, _SEQUENCES)
-        update = {"max_num_batched_tokens": tokens, "max_num_seqs": sequences}
+        update: dict[str, object] = {"max_num_batched_tokens": tokens, "max_num_seqs": sequences}
+        update["expert_parallel"] = launch.expert_parallel or None
         settled = settle_launch(_OPTIONS, launch.model_copy(update=update))
         return settled.model_copy(update={"mxfp8": launch.mxfp8 or None})
 

@@ -65,6 +65,7 @@ from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.engines.limits import BOOKED_SHARE
 from atoll.engines.profile import EngineProfile
+from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
 from atoll.perf.grid import Indices, last_below, value_at
 from atoll.perf.memory_model import MemoryModel
@@ -612,6 +613,14 @@ def fixed_seconds(parts: StepParts[Array], position: Position) -> Array:
 def copy_node(node: NodeType, tp: int) -> NodeType:
     """Return the part of a node that holds one copy: `tp` of its GPUs, with what joins them if several."""
     return NodeType(node.gpu, tp, node.interconnect if tp > 1 else _ALONE)
+
+
+def copy_of(node: NodeType, tp: int, engine: EngineChoice) -> tuple[NodeType, EngineChoice]:
+    """Return the part of a node that holds one copy, and its engine: copies may share their experts."""
+    copies = node.count // tp
+    if not engine.limits.expert_parallel or copies == 1:
+        return copy_node(node, tp), engine
+    return NodeType(node.gpu, tp, node.interconnect), replace(engine, copies=copies)
 
 
 _ALONE = Interconnect("none", None, name="none")

@@ -8,7 +8,7 @@ norms and routers on every GPU. Which weights are stored how is the model's (`ca
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -56,7 +56,10 @@ class MemoryModel:
         decoded = profile.max_sequences * profile.rows
         tokens = decoded if phase is Phase.DECODE else profile.max_tokens
         tokens = min(tokens, profile.part_tokens or tokens)
-        return cls(spec, node, check_tp(node, tp, spec), profile, tokens)
+        size = check_tp(node, tp, spec)
+        ranks = profile.spread(spec, node.count, size)
+        held = spec if ranks is None else _spread_experts(spec, size, ranks)
+        return cls(held, node, size, profile, tokens)
 
     @cached_property
     def _shard(self) -> Shard:
@@ -201,6 +204,15 @@ class MemoryModel:
         """Return the most layers a node can hold with KV cache for one sequence of `context` tokens."""
         room = self.sequences_by_layers(context, position)
         return int(np.max(np.flatnonzero(room >= 1.0)))
+
+
+@lru_cache(maxsize=64)
+def _spread_experts(spec: TransformerSpec, tp: int, ranks: int) -> TransformerSpec:
+    """Return the model with those of its experts that lie on the GPUs of one rank."""
+    moe = spec.moe
+    assert moe is not None
+    experts = tp * math.ceil(moe.experts / (tp * ranks))
+    return replace(spec, moe=replace(moe, experts=experts, top_k=min(moe.top_k, experts)))
 
 
 # What depends on the model and its split alone is shared by all nodes. The arrays are not to be written to.

@@ -17,7 +17,7 @@ All times are seconds, all sizes elements unless a name says bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -394,6 +394,30 @@ def grouped_experts(
         pad=pad,
         t0_s=speed.t0_s,
         p=speed.p,
+    )
+
+
+SPREAD_IMBALANCE = 1.25
+"""Tokens of the busiest GPU over the mean, where experts are spread over GPUs: an assumption."""
+
+
+def spread_experts(whole: GroupedExperts, tp: int, ranks: int) -> GroupedExperts:
+    """Return the experts of one of tp x ranks GPUs that have so many of them each, none split.
+
+    Tokens are those of one rank, and all ranks have as many. A GPU has E / GPUs experts, each of which is
+    met by a token of every rank with 1 - (1 - k/E)^ranks; of the products k / tp for a token are its own.
+    """
+    local = whole.experts / (tp * ranks)
+    met = 1.0 - (1.0 - whole.top_k / whole.experts) ** ranks
+    share = SPREAD_IMBALANCE / tp
+    flop_s = whole.flop_s * whole.top_k * share / (local * met)
+    return replace(
+        whole,
+        experts=local,
+        top_k=local * met,
+        flop_s=flop_s,
+        pad=whole.pad * whole.flop_s / flop_s,
+        row_s=whole.row_s * share,
     )
 
 

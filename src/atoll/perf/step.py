@@ -289,6 +289,7 @@ def analytic(
         profile = replace(
             profile, host=host.model_copy(update={"step_s": host.step_s + passed_on_s})
         )
+    ranks = profile.spread(spec, node.count, size)
     formats = kernels.formats if kernels is not None else None
     ops = model_ops(
         spec,
@@ -299,12 +300,14 @@ def analytic(
         formats=formats,
         mxfp8=profile.mxfp8,
         queries=float(profile.rows),
+        ranks=ranks,
     )
     used = op_classes_of(spec, node.gpu)
+    guessed, spread = profile.rows > 1, ranks is not None
     grounds = (
         f"{Tag.MEASURED.value} ({server})"
-        if server is not None and profile.rows == 1
-        else name_grounds(spec, node.gpu, fitted, guessed=profile.rows > 1).summary(used)
+        if server is not None and not (guessed or spread)
+        else name_grounds(spec, node.gpu, fitted, guessed=guessed, spread=spread).summary(used)
     )
     small = draft_of(spec, profile)
     draft = None

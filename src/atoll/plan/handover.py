@@ -291,7 +291,7 @@ def handover_engine(problem: Problem, catalog: Catalog, service: Service) -> Eng
     able = [
         engine
         for engine in named
-        if engine.connector is not None and engine.refuses_guesses(limits) is None
+        if engine.connector is not None and engine.refuses_launch(limits) is None
     ]
     mix = service.lengths.mix()
     kinds = [catalog.node(kind) for kind in problem.kinds if service.allows(kind)]

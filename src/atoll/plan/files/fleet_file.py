@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def _problem(
             named = settle_placed(settings["engines"], settings["engine"], field="settings.engines")
         settings |= {"engine": named, "engines": ()}
     _check_shares(document, offers, settings["engines"])
-    _check_guesses(document, catalog, services, settings["engines"] or (settings["engine"],))
+    _check_forms(document, catalog, services, settings["engines"] or (settings["engine"],))
     limits = fleet.limits
     return Problem.parse(
         {
@@ -424,32 +425,42 @@ def _engine_limits(
         return EngineLimits.parse(merged)
 
 
-def _check_guesses(
+_FORMS = {
+    "speculative": "speculative decoding",
+    "expert_parallel": "spreading experts over GPUs",
+}
+"""Settings of engines that some do not have, by what they are."""
+
+
+def _check_forms(
     document: FleetDocument, catalog: Catalog, services: Iterable[Service], engines: Iterable[str]
 ) -> None:
-    """Refuse speculative decoding where no engine does it, on executors, and with unknown small models."""
-    for service in services:
+    """Refuse what no engine, no executor or no model does, and unknown small models."""
+    for service, field in product(services, _FORMS):
         limits = service.engine_limits
-        guess = limits.speculative
-        if guess is None:
+        if not getattr(limits, field):
             continue
         where = next(
             (
-                ("services", name, "engine", "speculative")
+                ("services", name, "engine", field)
                 for name, entry in document.content.services.items()
-                if entry.engine.speculative is not None and service.name.startswith(name)
+                if getattr(entry.engine, field) is not None and service.name.startswith(name)
             ),
-            ("settings", "engine_limits", "speculative"),
+            ("settings", "engine_limits", field),
         )
-        refusals = [find_engine(name).refuses_guesses(limits) for name in engines]
+        alone = EngineLimits.parse({field: getattr(limits, field), "scheduling": limits.scheduling})
+        reasons = [find_engine(name).refuses_launch(alone) for name in engines]
         if service.is_graph:
-            refusals = ["executors of any-to-any models do not decode speculatively"]
-        if not all(refusals) and document.content.cluster is not None:
-            refusals = ["machines of a fixed cluster are planned without speculative decoding"]
-        if refusals and all(refusals):
-            reasons = "; ".join(dict.fromkeys(map(str, refusals)))
-            raise document.error(reasons, *where, hint="leave it out, or plan with vllm or sglang")
-        if guess.method == "draft_model":
+            reasons = [f"executors of any-to-any models run without {_FORMS[field]}"]
+        elif document.content.cluster is not None:
+            reasons = [f"machines of a fixed cluster are planned without {_FORMS[field]}"]
+        elif field == "expert_parallel" and catalog.model(service.model).llm.moe is None:
+            reasons = [f"{service.model} has no experts"]
+        if reasons and all(reasons):
+            text = "; ".join(dict.fromkeys(map(str, reasons)))
+            raise document.error(text, *where, hint="leave it out, or plan with vllm or sglang")
+        guess = limits.speculative
+        if field == "speculative" and guess is not None and guess.method == "draft_model":
             with document.at(*where, "model"):
                 catalog.model(str(guess.model)).llm  # noqa: B018 - an unknown name is named here
 

@@ -206,6 +206,12 @@ class EngineSpec(Frozen):
         description="Speculative decoding, in the words of vLLM's --speculative-config, with the share of "
         "guesses that are right; vLLM and SGLang on one node. None if left out.",
     )
+    expert_parallel: StrictBool | None = Field(
+        default=None,
+        description="Whether the experts of a model are spread over all GPUs of a node, and copies of the "
+        "other layers share them (vLLM's --enable-expert-parallel, SGLang's --ep-size and "
+        "--enable-dp-attention).",
+    )
     host: HostTimeSpec | None = Field(
         default=None,
         description="Host time of a step as measured; the engine's assumed if left out.",

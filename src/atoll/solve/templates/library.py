@@ -80,7 +80,7 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
         engine = find_engine(name)
         if apart and (connector is None or engine.connector != connector):
             continue
-        if engine.refuses_guesses(service.engine_limits) is not None:
+        if engine.refuses_launch(service.engine_limits) is not None:
             continue
         whole = engine.max_node_copies == 1
         own = tuple(
