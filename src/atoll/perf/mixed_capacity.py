@@ -117,6 +117,10 @@ class MixedCapacityModel:
         running = np.maximum(self._grid, 1.0)
         per_step = self._grid * self._made / lengths.output_mean
         self._share = np.minimum(per_step, 1.0)
+        ranks = model.engine.spread(model.spec, model.node.count, model.tp)
+        if ranks is not None:
+            # Copies that share experts go in step: each waits for the prompts of any.
+            self._share = 1.0 - (1.0 - self._share) ** ranks
         left = np.maximum(max_tokens - running * rows, 1.0)
         self._full = np.maximum(1.0, left / lengths.input_mean)
         self._pieces = np.maximum(1.0, lengths.input_mean / left)

@@ -84,9 +84,9 @@ UNIT = make_record(
     # while there are prompts: they are `held` in the step under way. Prompts are looked at every `interval`
     # steps of decoding, of which it has `skipped` some; one that `collects` looks sooner if they fill a step.
     # A step computes `rows` tokens for each sequence, those that were guessed as row `guess` of `Sim.guess`
-    # says (-1: none are).
+    # says (-1: none are). The `ranks` units from `first_rank` on share their experts, and go in step.
     i8="instance node site vertex start end kind row kinds max_sequences max_prompts budget stages"
-    " interval skipped rows guess"
+    " interval skipped rows guess first_rank ranks"
     # The step under way (a list of requests), sequences that run.
     " batch joining steps running owned paced gaps cached_rows"
     # Blocks of prompts that are kept for reuse: the row of `Sim.block` (-1: none are), how many are free to

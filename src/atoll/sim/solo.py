@@ -56,6 +56,11 @@ def begin_step(z: Sim, u: int, now: float, took: float, sequences: int, prompts:
     if unit.gpu >= 0:
         begin_turn(z, u, now, took, prompts, sequences + prompts)
         return
+    if unit.ranks > 1:
+        # They meet in every layer with experts: none ends before those that it met.
+        for v in range(unit.first_rank, unit.first_rank + unit.ranks):
+            if v != u and z.unit[v].busy:
+                took = max(took, z.unit[v].step_end - now)
     unit.step_end = now + took
     unit.busy_s += took
     push(z, now + took, STEP, u)

@@ -46,6 +46,7 @@ class UnitRow:
     tokenize_s: float
     rows: int
     guess: int
+    ranks: int
 
 
 class UnitMaker:
@@ -140,6 +141,7 @@ class UnitMaker:
             model.engine,
             sequences=instance.slots,
             guess=self.times.guesses(model),
+            ranks=model.engine.spread(spec, kind.count, node.tp) or 1,
         )
 
     def _build_measured(self, instance: Instance, index: int, profile: NodeProfile) -> UnitRow:
@@ -176,6 +178,7 @@ class UnitMaker:
         sequences: int | None = None,
         prompts: int | None = None,
         guess: int = -1,
+        ranks: int = 1,
     ) -> UnitRow:
         engine = self._options.batching == "engine"
         budget = self._options.token_budget
@@ -201,6 +204,7 @@ class UnitMaker:
             tokenize_s=profile.tokenize_s if asked else 0.0,
             rows=profile.rows if guess >= 0 else 1,
             guess=guess,
+            ranks=ranks,
         )
 
     def _max_sequences(self, measured: int | None, profile: EngineProfile) -> int:
