@@ -78,7 +78,7 @@ GUESSING_SEQUENCES = 48
 """Requests that it runs at a time where it guesses tokens, unless told."""
 
 
-class _GuessOption(GuessOption):
+class _GuessChain(GuessOption):
     """`--speculative-algorithm` and what goes with it; one guess for each position."""
 
     name = "--speculative-algorithm"
@@ -133,7 +133,7 @@ _OPTIONS: LaunchOptions = {
     ),
     "scheduling": SwitchOption({"sync": "--disable-overlap-schedule"}, default="async"),
     "prompt_interval": ValueOption("--scheduler-recv-interval"),
-    "speculative": _GuessOption(),
+    "speculative": _GuessChain(),
 }
 _BOOTSTRAP = "--disaggregation-bootstrap-port"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--dist-init-addr")

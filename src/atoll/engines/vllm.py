@@ -85,7 +85,7 @@ _HANDOVERS = {
 _KV_DTYPES = {"fp8": "fp8", "bf16": "bfloat16"}
 
 
-class _GuessOption(GuessOption):
+class _GuessConfig(GuessOption):
     """`--speculative-config`, in JSON."""
 
     name = "--speculative-config"
@@ -127,7 +127,7 @@ _OPTIONS: LaunchOptions = {
     ),
     "handover": ValueOption("--kv-transfer-config", _HANDOVERS),
     "scheduling": SwitchOption({"async": "--async-scheduling", "sync": "--no-async-scheduling"}),
-    "speculative": _GuessOption(),
+    "speculative": _GuessConfig(),
     "expert_parallel": SwitchOption({True: "--enable-expert-parallel"}),
 }
 _EXECUTOR = "--distributed-executor-backend"
