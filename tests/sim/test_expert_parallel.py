@@ -97,6 +97,15 @@ def test_what_cannot_be_is_one_line(text: str, said: str) -> None:
     assert "expert_parallel" in str(error.value)
 
 
+def test_asked_for_all_it_holds_for_models_with_experts() -> None:
+    data = yaml.safe_load(fleet(model="llama-3.1-8b"))
+    data["services"]["chat"].pop("engine")
+    data["settings"]["engine_limits"] = {"expert_parallel": True}
+    assert parse_fleet(yaml.safe_dump(data)).services[0].engine_limits.expert_parallel is None
+    data["services"]["chat"]["model"] = "qwen3-235b-a22b@fp8"
+    assert parse_fleet(yaml.safe_dump(data)).services[0].engine_limits.expert_parallel is True
+
+
 def test_ranks_go_in_step() -> None:
     own = parse_fleet(fleet()).run_by("vllm")
     plan = whole(own, node="H200:8")

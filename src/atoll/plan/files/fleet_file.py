@@ -254,7 +254,7 @@ def _service(
         priority=entry.priority,
         only=only,
         avoid=avoid,
-        engine_limits=_engine_limits(document, here, entry.engine),
+        engine_limits=_engine_limits(document, here, entry.engine, model),
         prefix=_prefix(document, here, entry, asked),
     )
     _check_context(document, here, entry.engine, service, model)
@@ -408,9 +408,12 @@ def _prefix(
 
 
 def _engine_limits(
-    document: FleetDocument, here: tuple[str, ...], entry: EngineSpec
+    document: FleetDocument, here: tuple[str, ...], entry: EngineSpec, model: ModelSpec
 ) -> EngineLimits:
     merged = _merge_engine(document, entry)
+    if entry.expert_parallel is None and not (model.has_llm and model.llm.moe):
+        # What is asked for all services holds for those that have experts.
+        merged.pop("expert_parallel", None)
     merged.pop("kv_cache_dtype", None)
     host = merged.pop("host", None)
     if isinstance(host, dict):
