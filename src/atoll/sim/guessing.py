@@ -55,6 +55,5 @@ def guessing_seconds(z: Sim, u: int, n: int, sequences: int, context: float) -> 
     mean = context / d if d > 0.0 else 0.0
     more = own[0] + outer_seconds(own, one, one, True, True)
     more += operator_seconds(z, draft, kinds, 0, layers, 0, one, one, mean * one)
-    more *= unit.rows - 2
-    total += more
-    return total
+    rest: float = total + (unit.rows - 2) * more
+    return rest
