@@ -3,12 +3,13 @@
 Rows are those of `silicon_sample.csv` in aiconfigurator-core (extra `aic`; Apache-2.0): servers of vLLM,
 SGLang and TensorRT-LLM on H100, H200, B200, B300 and GB200 that public benchmarks and NVIDIA measured in 2025
 and 2026. How those of the public benchmark were started is in its scripts (`limits_of`). Left out are rows
-that are no one server of one tensor-parallel group (phases apart, attention in copies, experts spread over
-GPUs), models that the catalog does not have, images that are known to guess tokens ahead (`GUESSING`), and
-loads of one server that were measured twice and are far apart (`_APART`): the file does not say which of them
-guesses, as SGLang 0.5.9 does by a second script. By what was measured, and not by what is predicted, are left
-out series that did not compute all of their prompts (`_MAX_PEAK`) and rows whose first tokens waited for
-something else than prompts (`_WAIT_S`, `_WAIT_TIMES`): room, a client that fell behind, or compiling.
+that are no one server of one tensor-parallel group (phases apart; attention in copies and experts spread over
+GPUs unless `spread` rows are asked for), models that the catalog does not have, images that are known to
+guess tokens ahead (`GUESSING`), and loads of one server that were measured twice and are far apart (`_APART`):
+the file does not say which of them guesses, as SGLang 0.5.9 does by a second script. By what was measured,
+and not by what is predicted, are left out series that did not compute all of their prompts (`_MAX_PEAK`) and
+rows whose first tokens waited for something else than prompts (`_WAIT_S`, `_WAIT_TIMES`): room, a client that
+fell behind, or compiling.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class ServerRow:
     public: bool
     ttft_ms: float
     tpot_ms: float
+    ranks: int = 1
+    spread: bool = False
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -129,7 +132,8 @@ class ServerRow:
     @property
     def server(self) -> tuple[str, ...]:
         """What makes it one server: the rows of one differ in load alone."""
-        return (self.model, self.dtype, self.gpu, str(self.tp), self.engine, self.version)
+        spread = (str(self.ranks),) if self.spread else ()
+        return (self.model, self.dtype, self.gpu, str(self.tp), self.engine, self.version, *spread)
 
     @property
     def load(self) -> tuple[object, ...]:
@@ -148,14 +152,17 @@ class Times:
     tpot_ms: float
 
 
-def read_rows(path: Path | None = None) -> list[ServerRow]:
-    """Return the rows that can be simulated, in the order of the file."""
+def read_rows(path: Path | None = None, *, spread: bool = False) -> list[ServerRow]:
+    """Return the rows that can be simulated, in the order of the file; or those with `spread` experts.
+
+    Of these `ranks` have the attention, and each GPU some experts whole.
+    """
     if path is None:
         if find_spec("aiconfigurator_core") is None:
             raise MissingDependencyError("aiconfigurator_core", "aic")
         path = Path(str(files("aiconfigurator_core") / "systems" / "silicon_sample.csv"))
     with path.open(encoding="utf-8") as stream:
-        rows = [row for entry in csv.DictReader(stream) for row in _read(entry)]
+        rows = [row for entry in csv.DictReader(stream) for row in _read(entry, spread=spread)]
     rows = _leave_out(rows, Catalog.default())
     measured: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for row in rows:
@@ -182,13 +189,17 @@ def _leave_out(rows: list[ServerRow], catalog: Catalog) -> list[ServerRow]:
     return [row for row in rows if row.series not in cached and row not in waited]
 
 
-def _read(entry: dict[str, str]) -> Iterator[ServerRow]:
+def _read(entry: dict[str, str], *, spread: bool = False) -> Iterator[ServerRow]:
     def number(key: str) -> int:
         return int(float(entry[key] or 1))
 
     version = entry["backend_version"]
-    groups = (max(1, number("attention_dp_size")), max(1, number("moe_ep_size")))
-    if entry["mode"] != "agg" or groups != (1, 1) or number("tp_size") > MAX_GPUS:
+    ranks, tp = max(1, number("attention_dp_size")), number("tp_size")
+    groups = (max(1, number("moe_ep_size")), max(1, number("moe_tp_size")))
+    if entry["mode"] != "agg" or ranks * tp > MAX_GPUS:
+        return
+    # Spread: all experts whole, a share of them on each of several GPUs.
+    if groups != (ranks * tp, 1) or ranks * tp == 1 if spread else (ranks, groups[0]) != (1, 1):
         return
     if entry["model_path"] not in MODELS or entry["system"] not in GPUS or version in GUESSING:
         return
@@ -209,6 +220,8 @@ def _read(entry: dict[str, str]) -> Iterator[ServerRow]:
         public=source.startswith(("source_file=2026", "db-dump")),
         ttft_ms=float(entry["silicon_ttft_ms"]),
         tpot_ms=float(entry["silicon_tpot_ms"]),
+        ranks=ranks,
+        spread=spread,
     )
 
 
@@ -226,6 +239,7 @@ def limits_of(row: ServerRow) -> EngineLimits:
         "max_num_batched_tokens": max(budget, row.clients),
         "max_num_seqs": limits.max_num_seqs or max(1024, row.clients),
         "version": known[0] if known else None,
+        "expert_parallel": row.spread or None,
     }
     return limits.model_copy(update=update)
 
@@ -291,7 +305,7 @@ def simulate_row(
         lengths=Lengths.of(mean),
         engine_limits=limits,
     )
-    kind = f"{row.gpu}:{row.tp}"
+    kind = f"{row.gpu}:{row.tp * row.ranks}"
     problem = Problem(
         name="server",
         services=(service,),

@@ -3,7 +3,8 @@
 Every row is simulated in a closed loop with the scheduler, version and limits that it had: with the constants
 that ship (`dense_tpot_median`), and with those fitted without its series (`dense_tpot_left_out`,
 `server_fit`). Errors are |predicted / measured - 1| in per cent, medians over rows. `gpu_ratio` compares what
-one GPU is over another on the same model, engine and load, for all pairs: what a planner chooses by. With
+one GPU is over another on the same model, engine and load, for all pairs: what a planner chooses by.
+`spread_` figures are of servers whose experts are spread over GPUs, which count in nothing else. With
 `--quick` every eighth row is taken; without, the table is kept in `benchmarks/results/servers.csv` for
 docs/fidelity.md.
 """
@@ -131,7 +132,7 @@ def main() -> None:
     """Simulate all rows and print the tables."""
     arguments = options(__doc__ or "")
     try:
-        rows = read_rows()
+        rows, spread = read_rows(), read_rows(spread=True)
     except MissingDependencyError as error:
         print(f"skipped: {error}")
         finish([Figure(f"{name}_left_out", None, bar) for name, bar in BARS.items()])
@@ -143,7 +144,12 @@ def main() -> None:
     if not arguments.quick:
         with KEPT.open("w", encoding="utf-8", newline="") as stream:
             csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *lines])
-    finish([*figures(left_out, "left_out"), *figures(compared)], rows=len(compared))
+    apart = compare(spread[:: _EVERY if arguments.quick else 1], Catalog.default())
+    of_spread = [
+        Figure("spread_tpot_median", middle([abs(tpot_error(one)) for one in apart])),
+        Figure("spread_ttft_median", middle([abs(ttft_error(one)) for one in apart])),
+    ]
+    finish([*figures(left_out, "left_out"), *figures(compared), *of_spread], rows=len(compared), spread_rows=len(apart))
 
 
 if __name__ == "__main__":

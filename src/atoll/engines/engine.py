@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
-from atoll.engines.limits import EngineLaunch
+from atoll.engines.limits import EngineLaunch, EngineLimits
 from atoll.engines.profile import EngineDefaults, StartTime
 
 if TYPE_CHECKING:
@@ -342,9 +342,16 @@ class Engine:
     def check_source(self, source: str) -> None:
         """Raise InputError if it cannot load weights from a source at all."""
 
-    def check_layout(self, layout: EngineLayout) -> None:
-        """Raise InputError unless it runs the layout."""
+    def check_layout(self, layout: EngineLayout, launch: EngineLimits | None = None) -> None:
+        """Raise InputError unless it runs the layout, started so."""
         hint = "use the engine 'atoll'"
+        guessing = None if launch is None else self.refuses_launch(launch)
+        if guessing is None and launch is not None and launch.speculative and layout.nodes > 1:
+            here = f"{layout.instance} has {layout.nodes}"
+            guessing = f"{self.title} decodes speculatively on one node, and {here}"
+        if guessing is not None:
+            field = "speculative" if launch and launch.speculative else "expert_parallel"
+            raise InputError(guessing, field=field, hint="leave it out, or use another engine")
         if layout.alone and self.connector is None:
             raise InputError(
                 f"{layout.instance} runs one phase, and {self.title} runs prefill and decode together",
@@ -427,6 +434,19 @@ class Engine:
                 return f"{self.title} has no {dtype} on {gpu.name}"
             if capability < (known.rocm if platform == "rocm" else known.capability):
                 return f"{self.title} has no {dtype} on {gpu.name}"
+        return None
+
+    def refuses_launch(self, launch: EngineLimits) -> str | None:
+        """Return why it does not guess tokens or spread experts as it is told; None: it does."""
+        guess = launch.speculative
+        if launch.expert_parallel and not (self.defaults and self.defaults.expert_parallel):
+            return f"{self.title} does not spread experts over GPUs"
+        if guess is None:
+            return None
+        if self.defaults is None or guess.method not in self.defaults.guesses:
+            return f"{self.title} does not decode speculatively with {guess.method}"
+        if guess.method in self.defaults.guesses_sync and launch.scheduling == "async":
+            return f"{self.title} guesses with {guess.method} after a step, and scheduling async is asked for"
         return None
 
     def refuses_hardware(self, gpu: GpuType) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -22,6 +23,10 @@ MIXED_TOKENS = 2048
 Engines are started with it."""
 Scheduling = Literal["sync", "async"]
 Handover = Literal["prefill", "decode", "prefill-push", "decode-push"]
+GuessMethod = Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
+GUESS_METHODS: frozenset[GuessMethod] = frozenset(get_args(GuessMethod))
+MAX_GUESSES = 16
+"""Tokens that are guessed ahead at most."""
 _HostSeconds = Annotated[float, Field(ge=0, le=10)]
 
 
@@ -45,6 +50,52 @@ class HostTime(Frozen):
         )
 
 
+def _refuse(message: str, hint: str) -> PydanticCustomError:
+    return PydanticCustomError("quantity", "{message}", {"message": message, "hint": hint})
+
+
+class Speculation(Frozen):
+    """Speculative decoding, in the words of vLLM's `--speculative-config`.
+
+    Each step checks `num_speculative_tokens` tokens that were guessed for every sequence. `acceptance` is the
+    share of steps in which so many guesses or more were right, one figure a position, as vLLM logs it
+    ("Per-position acceptance rate"); none where nobody plans with it. `model` are the weights of an EAGLE
+    head, by their source, or a small model of the catalog for `draft_model`.
+    """
+
+    method: GuessMethod
+    num_speculative_tokens: int = Field(ge=1, le=MAX_GUESSES)
+    acceptance: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    model: str | None = Field(default=None, min_length=1, max_length=200)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        rates, count = self.acceptance, self.num_speculative_tokens
+        if rates and len(rates) != count:
+            message = f"{len(rates)} shares for {count} guessed tokens"
+            raise _refuse(message, "give one for each position, or one number for all")
+        if any(later > rate for rate, later in pairwise(rates)):
+            raise _refuse(
+                "shares rise from one position to the next",
+                "give the share of steps in which so many guesses or more were right, as vLLM logs it",
+            )
+        needs = self.method in ("eagle", "eagle3", "draft_model")
+        if needs != (self.model is not None):
+            what = "says no model that guesses" if needs else "has no model of its own"
+            raise _refuse(
+                f"{self.method} {what}",
+                "add 'model', its weights or a model of the catalog"
+                if needs
+                else "leave 'model' out",
+            )
+        return self
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens that a sequence gets of a step: its own, and guesses that were right."""
+        return 1.0 + sum(self.acceptance)
+
+
 class EngineLimits(Frozen):
     """How an engine is started; None leaves a setting as the engine has it.
 
@@ -54,7 +105,9 @@ class EngineLimits(Frozen):
     where the next step is prepared while the GPU works. `version` is the engine's own, which says how it
     schedules unless told. `prompt_interval` are the steps of decoding after which new prompts are looked at,
     1 for all of them. With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can. `load_format` is the
-    loader of weights, as the engine calls it. `host` is the host time as measured on the machine.
+    loader of weights, as the engine calls it. `speculative` is how tokens are guessed ahead, None: not. With
+    `expert_parallel` experts are spread over all GPUs of a node, and copies of its layers share them. `host`
+    is the host time as measured on the machine.
     """
 
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
@@ -67,6 +120,8 @@ class EngineLimits(Frozen):
     mxfp8: bool | None = None
     load_format: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,31}$")
     version: str | None = Field(default=None, pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,2}$")
+    speculative: Speculation | None = None
+    expert_parallel: bool | None = None
     host: HostTime | None = None
 
     @model_validator(mode="after")
@@ -75,7 +130,7 @@ class EngineLimits(Frozen):
         if sequences is not None and tokens is not None and tokens < sequences:
             message = f"a step of {tokens} tokens has no room for {sequences} sequences"
             hint = "raise max_num_batched_tokens, or lower max_num_seqs"
-            raise PydanticCustomError("quantity", "{message}", {"message": message, "hint": hint})
+            raise _refuse(message, hint)
         return self
 
     @property

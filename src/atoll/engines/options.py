@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.core.errors import InputError
-from atoll.engines.limits import EngineLaunch
+from atoll.engines.engine import ServedModel
+from atoll.engines.limits import EngineLaunch, Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,32 @@ class SwitchOption:
         return self.default if value is None else value
 
 
-LaunchOptions = Mapping[str, ValueOption | SwitchOption]
+class GuessOption:
+    """How an engine is told to decode speculatively; what is accepted is a fact of requests, and not said."""
+
+    def write(self, value: object) -> list[str]:
+        """Return the words that say it."""
+        assert isinstance(value, Speculation)
+        return self.words(value, *ServedModel(value.model or "", ()).repository)
+
+    def words(self, guess: Speculation, model: str, revision: str | None) -> list[str]:
+        """Return the words for a model's name and its revision."""
+        raise NotImplementedError
+
+    def read(self, options: dict[str, tuple[str, ...]]) -> object:
+        """Take it out of options; None: it is not said."""
+        raise NotImplementedError
+
+    def settle(self, value: object) -> object:
+        """Return it as a server is started with it."""
+        if not isinstance(value, Speculation):
+            return None
+        name, revision = ServedModel(value.model or "", ()).repository
+        source = ServedModel.source_of(name, None if revision is None else (revision,)) or None
+        return value.model_copy(update={"acceptance": (), "model": source})
+
+
+LaunchOptions = Mapping[str, ValueOption | SwitchOption | GuessOption]
 """Options of an engine by the field of a launch that they say, in the order of the command."""
 
 

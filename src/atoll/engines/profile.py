@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from atoll.catalog.frozenmap import FrozenMap
-from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime, Scheduling
+from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime, Scheduling, Speculation
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
     from atoll.catalog.measured_servers import MeasuredServer
     from atoll.catalog.transformer import TransformerSpec
-    from atoll.engines.limits import Num
+    from atoll.engines.limits import GuessMethod, Num
 
 NO_HOST_TIME = HostTime()
 NO_LIMITS = EngineLimits()
@@ -228,6 +228,10 @@ class EngineProfile:
     prompts; one that `collects_prompts` counts from when one waits, and looks sooner if they fill a step.
     With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can. `version` is the engine's, None for the
     newest that is known; `measured` is the server that its times were measured on, None where assumed.
+
+    With `speculation` steps check tokens that were guessed; `draft` is the small model that guesses them,
+    where it is one by itself. With `expert_parallel` experts are spread over the GPUs of all `copies` of the
+    layers on a node (None: of those that there are).
     """
 
     name: str
@@ -259,6 +263,26 @@ class EngineProfile:
     mxfp8: bool = False
     version: str | None = None
     measured: MeasuredServer | None = None
+    speculation: Speculation | None = None
+    draft: TransformerSpec | None = None
+    expert_parallel: bool = False
+    copies: int | None = None
+
+    def spread(self, spec: TransformerSpec, gpus: int, tp: int) -> int | None:
+        """Return how many copies of a model on `gpus` GPUs share its experts; None: each has all of them."""
+        if not self.expert_parallel or spec.moe is None:
+            return None
+        return self.copies or gpus // tp
+
+    @property
+    def rows(self) -> int:
+        """Tokens that a step computes for each sequence: one, and those that were guessed."""
+        return 1 + (self.speculation.num_speculative_tokens if self.speculation else 0)
+
+    @property
+    def made(self) -> float:
+        """Mean tokens that a step makes for each sequence."""
+        return self.speculation.tokens_per_step if self.speculation else 1.0
 
     def host_seconds(self, sequences: Num) -> Num:
         """Return host seconds of a step with so many sequences."""
@@ -302,7 +326,10 @@ class EngineDefaults:
     that `schedules_ahead` does so if that is "async". Stages of one whose `stages_wait` are "sync" always.
     Versions before `async_since` schedule "sync" unless told, and those from `fuses_widely_since` on fuse
     sums on any NVLink. One without `has_prompt_interval` looks at prompts in every step, whatever limits say.
-    `mxfp8` is whether experts in MXFP4 compute in MXFP8: always, if told (False), or never (None).
+    `mxfp8` is whether experts in MXFP4 compute in MXFP8: always, if told (False), or never (None). With
+    `guesses` it decodes speculatively by these methods, of which those of `guesses_sync` keep the next step
+    from being prepared ahead, `guessing_sequences` at a time unless told. With `expert_parallel` it spreads
+    experts over GPUs where it is told to.
     """
 
     hosts: Mapping[Scheduling, HostTime]
@@ -330,22 +357,48 @@ class EngineDefaults:
     has_prompt_interval: bool = False
     collects_prompts: bool = False
     mxfp8: bool | None = None
+    guesses: frozenset[GuessMethod] = frozenset()
+    guesses_sync: frozenset[GuessMethod] = frozenset()
+    guessing_sequences: int | None = None
+    expert_parallel: bool = False
 
-    def scheduling_of(self, version: str | None) -> Scheduling:
-        """Return how a version schedules unless told; None: the newest that is known."""
+    def scheduling_of(self, limits: EngineLimits) -> Scheduling:
+        """Return how an engine with such limits schedules; of no version: as the newest that is known."""
+        version, guess = limits.version, limits.speculative
+        if guess is not None and guess.method in self.guesses_sync:
+            return "sync"
+        if limits.scheduling is not None:
+            return limits.scheduling
         return self.scheduling if _is_since(version, self.async_since) else "sync"
 
     def profile(
-        self, name: str, gpu: GpuType | None, limits: EngineLimits | None = None
+        self,
+        name: str,
+        gpu: GpuType | None,
+        limits: EngineLimits | None = None,
+        draft: TransformerSpec | None = None,
+        copies: int | None = None,
     ) -> EngineProfile:
-        """Return the profile on a kind of GPU; what `limits` leave open is the engine's own."""
+        """Return the profile on a kind of GPU; what `limits` leave open is the engine's own.
+
+        `draft` is the small model that guesses, where it is one of the catalog, `copies` as in the profile.
+        """
         chosen = limits or NO_LIMITS
         own_sequences, own_tokens = self.batch(gpu)
+        guess = chosen.speculative
+        if guess is not None and guess.method not in self.guesses:
+            guess = None  # refused where instances are checked (`Engine.check_layout`)
+        if guess is not None:
+            own_sequences = self.guessing_sequences or own_sequences
         sequences = chosen.max_num_seqs or own_sequences
         # A step has room for a token of every sequence.
         budget = chosen.max_num_batched_tokens or max(own_tokens, sequences)
+        mixed = chosen.max_num_batched_tokens or min(budget, max(MIXED_TOKENS, sequences))
+        if guess is not None:
+            # Those that were guessed count as well.
+            sequences = max(1, min(sequences, mixed // (1 + guess.num_speculative_tokens)))
         share, caching = chosen.gpu_memory_utilization, chosen.prefix_caching
-        scheduling = chosen.scheduling or self.scheduling_of(chosen.version)
+        scheduling = self.scheduling_of(chosen)
         return EngineProfile(
             name,
             host=chosen.host or self.hosts[scheduling],
@@ -353,7 +406,7 @@ class EngineDefaults:
             memory_share=self.memory_share if share is None else share,
             max_sequences=min(sequences, budget),
             max_tokens=budget,
-            mixed_tokens=chosen.max_num_batched_tokens or min(budget, max(MIXED_TOKENS, sequences)),
+            mixed_tokens=mixed,
             prefix_caching=self.prefix_caching if caching is None else caching,
             launch=self.launch.on(gpu),
             fuses_all_reduce=self.fuses_all_reduce,
@@ -374,4 +427,8 @@ class EngineDefaults:
             collects_prompts=self.collects_prompts,
             mxfp8=bool(chosen.mxfp8 if self.mxfp8 is False else self.mxfp8),
             version=chosen.version,
+            speculation=guess,
+            draft=draft,
+            expert_parallel=self.expert_parallel and bool(chosen.expert_parallel),
+            copies=copies,
         )

@@ -26,8 +26,9 @@ from atoll.engines.engine import (
     is_whole,
     one_of,
 )
-from atoll.engines.limits import MIXED_TOKENS, EngineLaunch
+from atoll.engines.limits import GUESS_METHODS, MIXED_TOKENS, EngineLaunch, Speculation
 from atoll.engines.options import (
+    GuessOption,
     LaunchOptions,
     SwitchOption,
     ValueOption,
@@ -66,6 +67,53 @@ _REASONING_PARSERS = {
     "deepseek_r1": "deepseek-r1",
     "glm45": "glm45",
 }
+_ALGORITHMS = {
+    "ngram": "NGRAM",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "NEXTN",
+    "draft_model": "STANDALONE",
+}
+GUESSING_SEQUENCES = 48
+"""Requests that it runs at a time where it guesses tokens, unless told."""
+
+
+class _GuessChain(GuessOption):
+    """`--speculative-algorithm` and what goes with it; one guess for each position."""
+
+    name = "--speculative-algorithm"
+    model = "--speculative-draft-model-path"
+    revision = "--speculative-draft-model-revision"
+    checked = "--speculative-num-draft-tokens"
+    _chain = ("--speculative-num-steps", "--speculative-eagle-topk")
+
+    def words(self, guess: Speculation, model: str, revision: str | None) -> list[str]:
+        """Return the options. Tokens that it checks have the last one that is sure among them."""
+        count = guess.num_speculative_tokens
+        said = [self.name, _ALGORITHMS[guess.method]]
+        said += [self.model, model] if model else []
+        said += [self.revision, revision] if revision else []
+        if guess.method != "ngram":
+            steps, width = self._chain
+            said += [steps, str(count), width, "1"]
+        return [*said, self.checked, str(count + 1)]
+
+    def read(self, options: dict[str, tuple[str, ...]]) -> object:
+        """Take it out of options."""
+        found = options.pop(self.name, None)
+        if found is None:
+            return None
+        for name in self._chain:
+            options.pop(name, None)
+        count = take_number(options, self.checked) - 1
+        model, revision = options.pop(self.model, None), options.pop(self.revision, None)
+        return {
+            "method": {word: method for method, word in _ALGORITHMS.items()}[found[0]],
+            "num_speculative_tokens": count,
+            "model": None if model is None else ServedModel.source_of(model[0], revision),
+        }
+
+
 _OPTIONS: LaunchOptions = {
     "max_num_batched_tokens": ValueOption("--chunked-prefill-size"),
     "max_num_seqs": ValueOption("--max-running-requests"),
@@ -85,20 +133,32 @@ _OPTIONS: LaunchOptions = {
     ),
     "scheduling": SwitchOption({"sync": "--disable-overlap-schedule"}, default="async"),
     "prompt_interval": ValueOption("--scheduler-recv-interval"),
+    "speculative": _GuessChain(),
 }
 _BOOTSTRAP = "--disaggregation-bootstrap-port"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--dist-init-addr")
 _PARTITION = "SGLANG_PP_LAYER_PARTITION"
 """Numbers of layers of the stages of a pipeline."""
+_EP, _DP_ATTENTION = "--ep-size", "--enable-dp-attention"
+_SEQUENCES = 2048
 KV_KEPT_S = 60
 """How long either side waits for the other to meet it, and decode for KV cache to come."""
 _GIB = 2**30
 
 
+def _of_ranks(launch: EngineLaunch, ranks: float) -> EngineLaunch:
+    """Return a launch with the limits of a step times so many ranks."""
+    names = ("max_num_seqs", "max_num_batched_tokens")
+    limits = {name: getattr(launch, name) for name in names}
+    return launch.model_copy(
+        update={name: limit and round(limit * ranks) for name, limit in limits.items()}
+    )
+
+
 def _batch(gpu: GpuType | None) -> tuple[int, int]:
     # It cuts prompts by memory, and runs 2,048 requests or more.
     size = 70 * _GIB if gpu is None else gpu.whole.memory_bytes
-    return 2048, 8192 if size >= 60 * _GIB else 4096 if size >= 35 * _GIB else 2048
+    return _SEQUENCES, 8192 if size >= 60 * _GIB else 4096 if size >= 35 * _GIB else 2048
 
 
 class Sglang(Engine):
@@ -171,20 +231,34 @@ class Sglang(Engine):
         admits_by_prompts=True,
         prompts_first=True,
         has_prompt_interval=True,
+        guesses=GUESS_METHODS,
+        expert_parallel=True,
+        guesses_sync=frozenset({"ngram"}),
+        guessing_sequences=GUESSING_SEQUENCES,
     )
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
         """Return the command with the tensor, data and pipeline parallel sizes of the layout."""
+        launch, gpus = served.launch, layout.tp
+        spread = launch is not None and bool(launch.expert_parallel)
+        if spread and launch is not None:
+            # Copies are ranks of one group then, and its limits those of all of them.
+            gpus *= layout.copies
+            launch = _of_ranks(self.settle(launch), layout.copies)
         # Its bootstrap server listens where it does, and instances on other machines come there.
         listens = "0.0.0.0" if layout.alone else "127.0.0.1"
         arguments = [
             *(host.python, "-m", "sglang.launch_server"),
             *("--model-path", served.repository[0], *served.revision_words()),
             *("--served-model-name", served.names[0]),
-            *("--host", listens, "--port", host.port, "--tp", str(layout.tp)),
-            *self._flags(served.launch),
+            *("--host", listens, "--port", host.port, "--tp", str(gpus)),
+            *self._flags(launch),
         ]
-        if layout.copies > 1:
+        if spread:
+            arguments += [_EP, str(gpus)]
+        if spread and layout.copies > 1:
+            arguments += ["--dp-size", str(layout.copies), _DP_ATTENTION]
+        elif layout.copies > 1:
             arguments += ["--dp", str(layout.copies)]
         environment: dict[str, str] = {}
         if len(layout.layers) > 1:
@@ -217,14 +291,21 @@ class Sglang(Engine):
     def parse(self, command: ServerCommand) -> ParsedCommand:
         """Return what a command serves."""
         options = split_options(command.arguments[3:])
+        spread = options.pop(_EP, None) is not None
+        ranks = take_number(options, "--dp-size")
+        options.pop(_DP_ATTENTION, None)
+        gpus = take_number(options, "--tp")
+        launch = read_launch(_OPTIONS, options)
+        if spread:
+            launch = _of_ranks(launch, 1 / ranks).model_copy(update={"expert_parallel": True})
         served = ServedModel(
             ServedModel.source_of(options.pop("--model-path")[0], options.pop("--revision", None)),
             options.pop("--served-model-name"),
-            read_launch(_OPTIONS, options),
+            launch,
         )
         parsed = ParsedCommand(
-            tp=take_number(options, "--tp"),
-            copies=take_number(options, "--dp"),
+            tp=gpus // ranks,
+            copies=ranks if spread else take_number(options, "--dp"),
             layers=tuple(int(n) for n in command.environment.get(_PARTITION, "").split(",") if n),
             served=served,
             port=options.pop("--port")[0],
@@ -237,7 +318,15 @@ class Sglang(Engine):
         tokens = launch.max_num_batched_tokens
         if tokens is None and not prompts_alone(launch):
             tokens = max(MIXED_TOKENS, launch.max_num_seqs or 0)
-        return settle_launch(_OPTIONS, launch.model_copy(update={"max_num_batched_tokens": tokens}))
+        update: dict[str, object] = {"max_num_batched_tokens": tokens}
+        if launch.expert_parallel and launch.max_num_seqs is None:
+            # Its own number is for all ranks together, and plans reckon with each of them.
+            sequences, guess = _SEQUENCES, launch.speculative
+            update["max_num_seqs"] = (
+                GUESSING_SEQUENCES if guess else min(sequences, tokens or sequences)
+            )
+        settled = settle_launch(_OPTIONS, launch.model_copy(update=update))
+        return settled.model_copy(update={"expert_parallel": launch.expert_parallel or None})
 
     def _flags(self, launch: EngineLaunch | None) -> tuple[str, ...]:
         """The options that make it keep the limits a plan reckons with."""

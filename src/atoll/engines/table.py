@@ -17,6 +17,7 @@ from atoll.engines.profile import NO_LIMITS, EngineProfile
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
+    from atoll.catalog.transformer import TransformerSpec
 
 AUTO = "auto"
 """Asks for the first engine in the order of preference that runs an instance."""
@@ -108,19 +109,24 @@ def list_kinds() -> tuple[str, ...]:
 
 
 def profile_engine(
-    name: str, gpu: GpuType | None = None, limits: EngineLimits | None = None
+    name: str,
+    gpu: GpuType | None = None,
+    limits: EngineLimits | None = None,
+    draft: TransformerSpec | None = None,
+    copies: int | None = None,
 ) -> EngineProfile:
     """Return an engine's profile by name; "none" has no host time and gives the time of kernels run alone.
 
     What `limits` leave open is what the engine takes on this kind of GPU (None: on a large one). A name may
-    have a version: "vllm@0.12" is vLLM as it schedules by itself in that version.
+    have a version: "vllm@0.12" is vLLM as it schedules by itself in that version. `draft` is the small model
+    that guesses tokens, where it is one of the catalog, `copies` are those that share their experts.
     """
     engine, _, version = name.partition("@")
     defaults = _find_among(engine, lambda found: found.defaults is not None).defaults
     assert defaults is not None
     if version:
         limits = EngineLimits.model_validate((limits or NO_LIMITS).given | {"version": version})
-    return defaults.profile(engine, gpu, limits)
+    return defaults.profile(engine, gpu, limits, draft, copies)
 
 
 def is_asked_in_turn(name: str, phase: Phase) -> bool:
@@ -138,11 +144,16 @@ def _find_among(name: str, which: Callable[[Engine], bool], field: str | None = 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """An engine by name, with the limits it is started with."""
+    """An engine by name, with the limits it is started with, and the `draft` model that they name.
+
+    `copies` of the layers share their experts where it spreads them; None: those on a node.
+    """
 
     name: str
     limits: EngineLimits = NO_LIMITS
+    draft: TransformerSpec | None = None
+    copies: int | None = None
 
     def on(self, gpu: GpuType | None) -> EngineProfile:
         """Return the engine's profile on a kind of GPU; None: on a large one."""
-        return profile_engine(self.name, gpu, self.limits)
+        return profile_engine(self.name, gpu, self.limits, self.draft, self.copies)

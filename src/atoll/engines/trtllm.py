@@ -57,6 +57,7 @@ class TrtLlm(Engine):
         has_prompt_interval=True,
         collects_prompts=True,
         mxfp8=True,
+        expert_parallel=True,
     )
 
 

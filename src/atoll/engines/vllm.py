@@ -30,8 +30,9 @@ from atoll.engines.engine import (
     is_whole,
     one_of,
 )
-from atoll.engines.limits import MIXED_TOKENS, EngineLaunch
+from atoll.engines.limits import GUESS_METHODS, MIXED_TOKENS, EngineLaunch, Speculation
 from atoll.engines.options import (
+    GuessOption,
     LaunchOptions,
     SwitchOption,
     ValueOption,
@@ -82,6 +83,33 @@ _HANDOVERS = {
     "decode-push": _transfer("NixlPushConnector", "kv_consumer"),
 }
 _KV_DTYPES = {"fp8": "fp8", "bf16": "bfloat16"}
+
+
+class _GuessConfig(GuessOption):
+    """`--speculative-config`, in JSON."""
+
+    name = "--speculative-config"
+
+    def words(self, guess: Speculation, model: str, revision: str | None) -> list[str]:
+        """Return the option."""
+        said: dict[str, object] = {"method": guess.method}
+        said |= {"model": model} if model else {}
+        said |= {"revision": revision} if revision else {}
+        said["num_speculative_tokens"] = guess.num_speculative_tokens
+        return [self.name, json.dumps(said, separators=(",", ":"))]
+
+    def read(self, options: dict[str, tuple[str, ...]]) -> object:
+        """Take it out of options."""
+        found = options.pop(self.name, None)
+        if found is None:
+            return None
+        said = json.loads(" ".join(found))
+        revision = said.pop("revision", None)
+        if revision is not None:
+            said["model"] = ServedModel.source_of(said["model"], (revision,))
+        return said
+
+
 _OPTIONS: LaunchOptions = {
     "max_num_batched_tokens": ValueOption("--max-num-batched-tokens"),
     "max_num_seqs": ValueOption("--max-num-seqs"),
@@ -99,6 +127,8 @@ _OPTIONS: LaunchOptions = {
     ),
     "handover": ValueOption("--kv-transfer-config", _HANDOVERS),
     "scheduling": SwitchOption({"async": "--async-scheduling", "sync": "--no-async-scheduling"}),
+    "speculative": _GuessConfig(),
+    "expert_parallel": SwitchOption({True: "--enable-expert-parallel"}),
 }
 _EXECUTOR = "--distributed-executor-backend"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless")
@@ -186,6 +216,9 @@ class Vllm(Engine):
         tokenize_s=SERVER_TOKENIZE_S,
         admits_by_prompts=True,
         mxfp8=False,
+        guesses=GUESS_METHODS,
+        expert_parallel=True,
+        guesses_sync=frozenset({"ngram"}),
     )
     start = StartTime(
         123.0,
@@ -283,7 +316,8 @@ class Vllm(Engine):
         if sequences is None and tokens is not None and tokens < _LARGE_GPU_SEQUENCES:
             # vLLM refuses more sequences than tokens in a step, its own number of them too.
             sequences = min(tokens, _SEQUENCES)
-        update = {"max_num_batched_tokens": tokens, "max_num_seqs": sequences}
+        update: dict[str, object] = {"max_num_batched_tokens": tokens, "max_num_seqs": sequences}
+        update["expert_parallel"] = launch.expert_parallel or None
         settled = settle_launch(_OPTIONS, launch.model_copy(update=update))
         return settled.model_copy(update={"mxfp8": launch.mxfp8 or None})
 

@@ -17,7 +17,8 @@ class Batch(Generic[Num]):
     many tokens of each prompt are in the cache already (earlier chunks, a shared prefix) and
     `decode_context` how many tokens each decoding sequence attends to; both are means.
     `length_spread` is E[l^2] / E[l]^2 of the prompts in the batch, since attention work grows with
-    the square of a prompt; 1 when they are equal.
+    the square of a prompt; 1 when they are equal. `rows` are the tokens computed for each decoding
+    sequence: more than one where guesses are checked.
     """
 
     prefill_tokens: Num
@@ -26,6 +27,7 @@ class Batch(Generic[Num]):
     decode_sequences: Num
     decode_context: Num
     length_spread: float = 1.0
+    rows: float = 1.0
 
     @staticmethod
     def prefill(
@@ -46,12 +48,12 @@ class Batch(Generic[Num]):
     @property
     def tokens(self) -> Num:
         """Rows that pass through the layers."""
-        return self.prefill_tokens + self.decode_sequences
+        return self.prefill_tokens + self.decode_sequences * self.rows
 
     @property
     def outputs(self) -> Num:
-        """Rows that need logits: the last token of each prompt and every decoding sequence."""
-        return self.prefill_sequences + self.decode_sequences
+        """Rows that need logits: the last token of each prompt and every one of decoding sequences."""
+        return self.prefill_sequences + self.decode_sequences * self.rows
 
     @property
     def prompt_length(self) -> Num:

@@ -51,7 +51,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic, TypeVar
 
@@ -65,6 +65,7 @@ from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.engines.limits import BOOKED_SHARE
 from atoll.engines.profile import EngineProfile
+from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
 from atoll.perf.grid import Indices, last_below, value_at
 from atoll.perf.memory_model import MemoryModel
@@ -200,6 +201,10 @@ class CapacityModel:
             raise UsageError("the step model is of another transformer than the role")
         self._role = role
         self._model = model
+        # What prompts have in common is computed once, and kept, by engines that look for it.
+        shares = model.engine.prefix_caching
+        self._lengths = role.lengths if shares else replace(role.lengths, prefix=None)
+        self._own = self._lengths.computed
         runs = Phase.BOTH if role.together else role.phase
         self._memory = MemoryModel.of(
             model.spec, model.node, tp=model.tp, engine=model.engine, phase=runs
@@ -227,7 +232,19 @@ class CapacityModel:
 
     @property
     def _tokens_per_request(self) -> float:
-        return self._role.lengths.input_mean if self._role.phase is Phase.PREFILL else 1.0
+        """Tokens of a request that a step computes."""
+        return self._own.input_mean if self._role.phase is Phase.PREFILL else 1.0
+
+    @property
+    def _units_per_request(self) -> float:
+        """Tokens of a request that count as done with a step: of prompts also those that were found."""
+        prefill = self._role.phase is Phase.PREFILL
+        return self._lengths.input_mean if prefill else self._made
+
+    @property
+    def _made(self) -> float:
+        """Tokens that a step makes of a sequence that decodes: more than one where guesses were right."""
+        return 1.0 if self._role.phase is Phase.PREFILL else self._model.engine.made
 
     @property
     def _most(self) -> float:
@@ -243,11 +260,13 @@ class CapacityModel:
 
     def _batches(self, requests: Array) -> Batch[Array]:
         zero = np.zeros_like(requests)
-        lengths = self._role.lengths
+        lengths = self._own
         if self._role.phase is Phase.DECODE:
+            lengths = self._lengths
             return Batch(zero, zero, zero, requests, zero + lengths.decode_context)
         spread = lengths.input_mean_square / lengths.input_mean**2
-        return Batch(requests * lengths.input_mean, requests, zero, zero, zero, spread)
+        found = zero + self._lengths.found
+        return Batch(requests * lengths.input_mean, requests, found, zero, zero, spread)
 
     @property
     def _wire_tokens_per_s(self) -> float:
@@ -265,10 +284,10 @@ class CapacityModel:
 
     def _requests(self, position: Position) -> Array:
         """Requests whose KV cache fits beside j layers (a prompt's grows to its full length)."""
-        lengths = self._role.lengths
+        lengths = self._own
         prefill = self._role.phase is Phase.PREFILL
         context = lengths.input_mean if prefill else lengths.decode_context
-        held = self._memory.sequences_by_layers(context, position)
+        held = self._memory.sequences_by_layers(context, position, self._lengths.resident)
         if not self._role.waits:
             return held
         return held * held_share(lengths, self._role.phase, self._model.engine)
@@ -277,7 +296,7 @@ class CapacityModel:
         """Requests that may be there at a time, on average."""
         if not self._role.waits:
             return places
-        spread = held_spread(self._role.lengths, self._role.phase, self._model.engine)
+        spread = held_spread(self._own, self._role.phase, self._model.engine)
         return places_taken(places, spread)
 
     def _more_steps(self, stages: Array) -> Array:
@@ -288,7 +307,8 @@ class CapacityModel:
         return 0.5 / stages if self._role.phase is Phase.PREFILL else np.zeros_like(stages)
 
     def _left(self, stages: Array, budgets_s: Array) -> Array:
-        """Seconds of the budgets that are left for steps and hand-overs."""
+        """Seconds of the budgets that are left for steps and hand-overs; a step has all tokens it makes."""
+        budgets_s = budgets_s * self._made
         engine = self._model.engine
         tokens = max(self._role.lengths.input_mean, self._tail)
         beside_s = engine.request_s + engine.tokenize_s * tokens
@@ -332,7 +352,7 @@ class CapacityModel:
         own = self._own_steps(depth)
         passes = own + self._more_steps(depth)
         prefill = self._role.phase is Phase.PREFILL
-        lengths, share = self._role.lengths, self._role.share
+        lengths, share = self._own, self._role.share
         # A hop carries one piece of it at a time.
         longest = np.minimum(self._tail, self._most) * np.ones(1)
         piped = depth > 1.0
@@ -344,7 +364,8 @@ class CapacityModel:
             np.where(piped, self._transfer(longest), 0.0), ends.tail_all, ends.tail_longest,
             bool(self._role.waits and prefill),
             float(0.5 * lengths.input_mean_square / lengths.input_mean**2), float(share),
-            BUSIEST, float(self._tokens_per_request), *waits_by_load(0.5), *waits_by_load(share), one_copy,
+            BUSIEST, float(self._units_per_request), *waits_by_load(0.5),
+            *waits_by_load(share), one_copy,
         )  # fmt: skip
         return one_copy * self._replicas
 
@@ -592,6 +613,14 @@ def fixed_seconds(parts: StepParts[Array], position: Position) -> Array:
 def copy_node(node: NodeType, tp: int) -> NodeType:
     """Return the part of a node that holds one copy: `tp` of its GPUs, with what joins them if several."""
     return NodeType(node.gpu, tp, node.interconnect if tp > 1 else _ALONE)
+
+
+def copy_of(node: NodeType, tp: int, engine: EngineChoice) -> tuple[NodeType, EngineChoice]:
+    """Return the part of a node that holds one copy, and its engine: copies may share their experts."""
+    copies = node.count // tp
+    if not engine.limits.expert_parallel or copies == 1:
+        return copy_node(node, tp), engine
+    return NodeType(node.gpu, tp, node.interconnect), replace(engine, copies=copies)
 
 
 _ALONE = Interconnect("none", None, name="none")

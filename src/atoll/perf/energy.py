@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.catalog.gpus import GpuType
 from atoll.catalog.transformer import TransformerSpec
@@ -120,6 +120,7 @@ def _pair_flops(spec: TransformerSpec, *, absorbed: bool) -> float:
 def step_joules(model: StepModel, batch: Batch[float], start: int, end: int) -> float:
     """Return the energy in joules of one step of layers [start, end), over the GPUs that split a layer."""
     seconds = step_seconds(model, batch, start, end)
+    batch = replace(batch, rows=float(model.engine.rows))
     work = step_work(model.spec, batch, start, end)
     each = model.tp * seconds
     watts = power_model(model.node.gpu).watts(work.moved_bytes / each, work.flops / each)

@@ -226,17 +226,28 @@ def op_classes_of(spec: TransformerSpec, gpu: GpuType) -> tuple[OpClass, ...]:
     return tuple(op for op in OpClass if op in used)
 
 
-def name_grounds(spec: TransformerSpec, gpu: GpuType, constants: GpuConstants) -> GpuConstants:
+def name_grounds(
+    spec: TransformerSpec,
+    gpu: GpuType,
+    constants: GpuConstants,
+    *,
+    guessed: bool = False,
+    spread: bool = False,
+) -> GpuConstants:
     """Return the constants with the tags they deserve for this model; the values stay.
 
-    Kernels of latent attention and of the delta rule were not measured: they are priced with constants of
-    relatives, which is what a proxy is.
+    Kernels of latent attention and of the delta rule were not measured, nor those that check tokens which
+    were `guessed`: they are priced with constants of relatives, which is what a proxy is.
     """
     lent: dict[OpClass, str] = {}
+    if guessed:
+        lent[OpClass.ATTENTION_DECODE] = f"{gpu.name}'s kernels of one query for several"
+    if spread and spec.moe is not None:
+        lent[expert_class(spec.expert_dtype, gpu)] = f"{gpu.name}'s experts on one GPU for several"
     if spec.mla is not None or spec.delta is not None:
         what = "latent attention" if spec.mla is not None else "gated delta rule"
         source = f"{gpu.name}'s grouped-query kernels for {what}"
-        lent = dict.fromkeys((OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE), source)
+        lent |= dict.fromkeys((OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE), source)
     changed: dict[OpClass, OpConstants] = {}
     for op, source in lent.items():
         own = constants.op(op)
@@ -246,12 +257,20 @@ def name_grounds(spec: TransformerSpec, gpu: GpuType, constants: GpuConstants) -
 
 
 def ground_constants(
-    table: ConstantTable, specs: Iterable[TransformerSpec], gpus: Iterable[GpuType]
+    table: ConstantTable,
+    specs: Iterable[TransformerSpec],
+    gpus: Iterable[GpuType],
+    *,
+    guessed: bool = False,
+    spread: bool = False,
 ) -> ConstantTable:
     """Return a table whose constants are as unsure as `name_grounds` says they are for any of the models."""
     known = {gpu.name: (gpu, table.for_gpu(gpu)) for gpu in gpus}
     for spec in specs:
-        known = {n: (gpu, name_grounds(spec, gpu, fitted)) for n, (gpu, fitted) in known.items()}
+        known = {
+            name: (gpu, name_grounds(spec, gpu, fitted, guessed=guessed, spread=spread))
+            for name, (gpu, fitted) in known.items()
+        }
     return table.merge(ConstantTable(fitted for _, fitted in known.values()))
 
 
@@ -265,7 +284,9 @@ class _Factory:
         formats: Mapping[str, float] | None = None,
         *,
         mxfp8: bool = False,
+        queries: float = 1.0,
     ) -> None:
+        self._queries = queries
         self._gpu = gpu
         self._constants = constants
         self._formats = formats or {}
@@ -366,6 +387,7 @@ class _Factory:
             kv_bytes=kv.bytes_per_weight * (d.kv8 if narrow else 1.0),
             pad=d.pad,
             serial_ns=d.serial_ns,
+            queries=self._queries,
         )
         return prefill, decode
 
@@ -391,6 +413,7 @@ class _Factory:
             rope_dim=mla.rope_dim,
             kv_bytes=kv.bytes_per_weight * (d.kv8 if kv.bits_per_weight < 16 else 1.0),
             pad=d.pad,
+            queries=self._queries,
         )
         return prefill, decode
 
@@ -410,6 +433,7 @@ class _Factory:
             state_bytes / tp,
             channels,
             self._speed(OpClass.ATTENTION_DECODE),
+            self._queries,
         )
         return prefill, decode
 
@@ -453,11 +477,18 @@ def model_ops(
     fused: bool = False,
     formats: Mapping[str, float] | None = None,
     mxfp8: bool = False,
+    queries: float = 1.0,
+    ranks: int | None = None,
 ) -> ModelOps:
     """Return the operators of `spec` on each of `tp` GPUs of `node`.
 
     `formats` are shares of speed that products reach with weights of a number format, 1 where it has none.
-    With `mxfp8` experts in MXFP4 compute in MXFP8 where the GPU can.
+    With `mxfp8` experts in MXFP4 compute in MXFP8 where the GPU can. Decoding sequences have so many
+    `queries` each in a step.
+
+    With `ranks` that many copies of the layers side by side share their experts, which lie whole on the
+    GPUs of all: what all ranks have is gathered before the experts and summed and dealt out after them,
+    which takes as long as a sum over all GPUs.
 
     A layer is: norm, QKV product, attention, output product, sum over GPUs, norm, MLP up, activation,
     MLP down, sum over GPUs. Norms include the residual addition (two reads and two writes); rotary
@@ -465,7 +496,7 @@ def model_ops(
     over GPUs and norms are one kernel (`fuses`). What lies between the norms, attention
     of one kind or another, is `_mixers`.
     """
-    make = _Factory(node.gpu, constants, formats, mxfp8=mxfp8)
+    make = _Factory(node.gpu, constants, formats, mxfp8=mxfp8, queries=queries)
     shard = Shard.of(spec, tp)
     reduce = _all_reduce(spec.hidden, node, tp, constants.links)
     whole = spec.with_weights(spec.activation_dtype) if spec.wide_layers else spec
@@ -494,13 +525,16 @@ def model_ops(
             passes = passes + make.elementwise((ups + 1.0) * inner)
         if kind.moe and spec.moe is not None:
             dense += (make.gemm(spec.moe.experts, spec.hidden, spec.activation_dtype),)
+            inner = shard.expert_intermediate if ranks is None else spec.moe.intermediate
             experts = make.experts(
                 spec.hidden,
-                shard.expert_intermediate,
+                inner,
                 spec.moe.experts,
                 spec.moe.top_k,
                 stored[kind.wide].expert_dtype,
             )
+            if ranks is not None:
+                experts = operators.spread_experts(experts, tp, ranks)
         layers.append(
             LayerOps(
                 window=kind.window,
@@ -509,7 +543,9 @@ def model_ops(
                 prefill=mixer.prefill,
                 decode=mixer.decode,
                 experts=experts,
-                all_reduce=summed,
+                all_reduce=_exchange(summed, spec.hidden, node, tp, ranks, constants.links)
+                if experts is not None and ranks is not None
+                else summed,
                 state_tokens=mixer.state_tokens,
             )
         )
@@ -592,4 +628,19 @@ def _all_reduce(row: float, node: NodeType, tp: int, slower: float) -> AllReduce
         alpha_us=cost.alpha_us * slower,
         bus_bytes_per_s=cost.bus_bandwidth_bytes_per_s / slower,
         p=cost.p,
+    )
+
+
+def _exchange(
+    summed: AllReduce | None, row: float, node: NodeType, tp: int, ranks: int, slower: float
+) -> AllReduce | None:
+    """Return what counts twice in a layer: half of the sum over a rank and of the exchange between ranks."""
+    between = _all_reduce(row, node, tp * ranks, slower) if ranks > 1 else None
+    if between is None:
+        return summed
+    own_s, own_row_s = (summed.alpha_s, summed.row_s) if summed is not None else (0.0, 0.0)
+    return AllReduce(
+        row_s=0.5 * (own_row_s + ranks * between.row_s),
+        alpha_s=0.5 * (own_s + between.alpha_s),
+        p=between.p,
     )

@@ -8,7 +8,7 @@ norms and routers on every GPU. Which weights are stored how is the model's (`ca
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -18,6 +18,7 @@ from atoll.catalog.transformer import TransformerSpec, kept_tokens
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.engines.profile import EngineProfile
+from atoll.perf.drafts import draft_of
 from atoll.perf.layers import LayerKind, Shard, as_held, layer_kinds
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, check_tp, window_counts
@@ -52,9 +53,13 @@ class MemoryModel:
         memory for activations.
         """
         profile = engine if engine is not None else EngineProfile("default")
-        tokens = profile.max_sequences if phase is Phase.DECODE else profile.max_tokens
+        decoded = profile.max_sequences * profile.rows
+        tokens = decoded if phase is Phase.DECODE else profile.max_tokens
         tokens = min(tokens, profile.part_tokens or tokens)
-        return cls(spec, node, check_tp(node, tp, spec), profile, tokens)
+        size = check_tp(node, tp, spec)
+        ranks = profile.spread(spec, node.count, size)
+        held = spec if ranks is None else _spread_experts(spec, size, ranks)
+        return cls(held, node, size, profile, tokens)
 
     @cached_property
     def _shard(self) -> Shard:
@@ -90,22 +95,47 @@ class MemoryModel:
         widest = _LIVE_ROWS * spec.hidden + max(3.0 * inner, float(mixed))
         rows = self.step_tokens * widest * ACTIVATION_BYTES
         # Logits are kept in 32 bits for sampling.
-        return rows + self.engine.max_sequences * shard.vocab * 4.0
+        return rows + self.engine.max_sequences * self.engine.rows * shard.vocab * 4.0
+
+    @cached_property
+    def _draft(self) -> TransformerSpec | None:
+        return draft_of(self.spec, self.engine)
+
+    @cached_property
+    def draft_bytes(self) -> float:
+        """Bytes per GPU of the weights of the model that guesses tokens; 0 where none does."""
+        draft = self._draft
+        if draft is None:
+            return 0.0
+        held = as_held(draft, self.tp)
+        guess = self.engine.speculation
+        ends = held.head_bytes if guess is not None and guess.method == "eagle3" else 0.0
+        if guess is not None and guess.method == "draft_model":
+            ends = held.embedding_bytes + (0.0 if held.tied_embeddings else held.head_bytes)
+        return _layer_weight_bytes(draft, self.tp, 0, draft.layers) + ends / self.tp
+
+    def _draft_kv_bytes(self, context: float) -> float:
+        """Bytes per GPU that a sequence keeps in the layers of the model that guesses tokens."""
+        draft = self._draft
+        if draft is None:
+            return 0.0
+        return _kv_bytes_per_sequence(draft, self.tp, 0, draft.layers, context)
 
     def layer_weight_bytes(self, start: int, end: int) -> float:
         """Return bytes per GPU of the weights of layers [start, end)."""
         return _layer_weight_bytes(self.spec, self.tp, start, end)
 
     def outer_bytes(self, position: Position) -> float:
-        """Return bytes per GPU of embedding and output matrix at a position in the pipeline."""
+        """Return bytes per GPU of embedding and output matrix at a position, and of a draft."""
         spec = as_held(self.spec, self.tp)
+        draft = self.draft_bytes if position.head else 0.0
         # Tied, both ends are one matrix, but only a node with both of them holds it once.
         if position is Position.WHOLE and spec.tied_embeddings:
-            return spec.embedding_bytes / self.tp
+            return spec.embedding_bytes / self.tp + draft
         held = (spec.embedding_bytes if position.embedding else 0.0) + (
             spec.head_bytes if position.head else 0.0
         )
-        return held / self.tp
+        return held / self.tp + draft
 
     def kv_bytes_per_token_layer(self) -> float:
         """Return bytes per GPU that one token leaves in one layer while its window holds it."""
@@ -113,7 +143,8 @@ class MemoryModel:
 
     def kv_bytes_per_sequence(self, start: int, end: int, context: float) -> float:
         """Return bytes per GPU that a sequence of `context` tokens keeps in layers [start, end)."""
-        return _kv_bytes_per_sequence(self.spec, self.tp, start, end, context)
+        own = _kv_bytes_per_sequence(self.spec, self.tp, start, end, context)
+        return own + self._draft_kv_bytes(context) if end == self.spec.layers else own
 
     def free_bytes(self, start: int, end: int) -> float:
         """Return bytes per GPU left for KV cache beside layers [start, end); negative if they do not fit."""
@@ -149,15 +180,19 @@ class MemoryModel:
         room = max(0.0, self.free_bytes(start, end))
         return min(self.engine.max_sequences, math.floor(room / needed))
 
-    def sequences_by_layers(self, context: float, position: Position) -> Array:
+    def sequences_by_layers(self, context: float, position: Position, shared: float = 0.0) -> Array:
         """Return how many sequences of `context` tokens fit beside j layers, for j = 0..layers.
 
-        Where layers differ, the run of j layers that leaves room for fewest counts. 0 where not even
-        the weights fit; entry 0 is infinite.
+        So many `shared` tokens are held once for all of them. Where layers differ, the run of j layers that
+        leaves room for fewest counts. 0 where not even the weights fit; entry 0 is infinite.
         """
         kv = _kv_by_runs(self.spec, self.tp, context)
+        if position.head and self._draft is not None:
+            kv = kv + self._draft_kv_bytes(context)
         weights = _weights_by_runs(self.spec, self.tp)
         free = self.usable_bytes - self.outer_bytes(position) - weights
+        if shared:
+            free = free - _kv_by_runs(self.spec, self.tp, shared)
         # No layers have no KV cache to divide by, and room without end.
         room = np.full(kv.shape, np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -169,6 +204,15 @@ class MemoryModel:
         """Return the most layers a node can hold with KV cache for one sequence of `context` tokens."""
         room = self.sequences_by_layers(context, position)
         return int(np.max(np.flatnonzero(room >= 1.0)))
+
+
+@lru_cache(maxsize=64)
+def _spread_experts(spec: TransformerSpec, tp: int, ranks: int) -> TransformerSpec:
+    """Return the model with those of its experts that lie on the GPUs of one rank."""
+    moe = spec.moe
+    assert moe is not None
+    experts = tp * math.ceil(moe.experts / (tp * ranks))
+    return replace(spec, moe=replace(moe, experts=experts, top_k=min(moe.top_k, experts)))
 
 
 # What depends on the model and its split alone is shared by all nodes. The arrays are not to be written to.

@@ -1,7 +1,8 @@
 """Capacity of nodes that run both phases: steps that decode, some of them with prompts beside.
 
-Let B sequences decode in every step of a node. Each makes `out` tokens, so B / out prompts come per step: a
-share q = min(1, B / out) of all steps has prompts in it, p = max(1, B / out) of them. With t(B, n) the
+Let B sequences decode in every step of a node. Each makes `out` tokens, so B / out prompts come per step
+(with guesses that make g tokens of a step B g / out, and T / g stands for T in what is promised per token):
+a share q = min(1, B / out) of all steps has prompts in it, p = max(1, B / out) of them. With t(B, n) the
 time of a step with n prompts,
 
     T(B) = (1 - q) t(B, 0) + q t(B, p),    M(B) = (1 - q) t(B, 0)^2 + q t(B, p)^2
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -74,16 +76,21 @@ class MixedCapacityModel:
         self._prompts, self._answers, self._model = prompts, answers, model
         self._waits = waits
         self._link = link
-        lengths = prompts.lengths
+        # What prompts have in common is computed once, and kept, by engines that look for it.
+        shares = model.engine.prefix_caching and not model.engine.slots
+        self._lengths = prompts.lengths if shares else replace(prompts.lengths, prefix=None)
+        self._own = lengths = self._lengths.computed
+        resident = self._lengths.resident
         memory = MemoryModel.of(
             model.spec, model.node, tp=model.tp, engine=model.engine, phase=Phase.BOTH
         )
         context = lengths.decode_context
         booked = held_share(lengths, Phase.BOTH, model.engine)
         self._places = PerPosition(
-            lambda position: memory.sequences_by_layers(context, position) * booked
+            lambda position: memory.sequences_by_layers(context, position, resident) * booked
         )
-        self._tail = lengths.input_tail if lengths.input_tail > lengths.input_mean else 0.0
+        mean = prompts.lengths.input_mean
+        self._tail = lengths.input_tail if lengths.input_tail > mean else 0.0
         longest = max(1.0, self._tail, float(prompts.max_model_len))
         self._held_spread = held_spread(lengths, Phase.BOTH, model.engine)
         if model.engine.slots:
@@ -100,15 +107,21 @@ class MixedCapacityModel:
         )
         max_tokens = float(model.engine.mixed_tokens)
         # Every sequence in a step brings its share of a prompt along.
-        max_sequences = max_tokens / (1.0 + lengths.input_mean / lengths.output_mean)
+        self._made, rows = model.engine.made, float(model.engine.rows)
+        prompts_each = self._made * lengths.input_mean / lengths.output_mean
+        max_sequences = max_tokens / (rows + prompts_each)
         max_sequences = max(
             2.0 * _MIN_SEQUENCES, min(max_sequences, float(model.engine.max_sequences))
         )
         self._grid = np.geomspace(_MIN_SEQUENCES, max_sequences, _GRID_POINTS)
         running = np.maximum(self._grid, 1.0)
-        per_step = self._grid / lengths.output_mean
+        per_step = self._grid * self._made / lengths.output_mean
         self._share = np.minimum(per_step, 1.0)
-        left = np.maximum(max_tokens - running, 1.0)
+        ranks = model.engine.spread(model.spec, model.node.count, model.tp)
+        if ranks is not None:
+            # Copies that share experts go in step: each waits for the prompts of any.
+            self._share = 1.0 - (1.0 - self._share) ** ranks
+        left = np.maximum(max_tokens - running * rows, 1.0)
         self._full = np.maximum(1.0, left / lengths.input_mean)
         self._pieces = np.maximum(1.0, lengths.input_mean / left)
         self._counts = window_counts(model.spec, model.kinds)
@@ -124,11 +137,11 @@ class MixedCapacityModel:
 
     def _times(self, running: Array, prompts: Array) -> PerPosition[Array]:
         """Seconds of steps by position: (layers + 1, batches)."""
-        lengths, zero = self._prompts.lengths, np.zeros_like(running)
+        lengths, zero = self._own, np.zeros_like(running)
         spread = lengths.input_mean_square / lengths.input_mean**2
         rows = prompts * lengths.input_mean
-        context = zero + lengths.decode_context
-        parts = self._model.parts(Batch(rows, prompts, zero, running, context, spread))
+        context, found = zero + self._lengths.decode_context, zero + self._lengths.found
+        parts = self._model.parts(Batch(rows, prompts, found, running, context, spread))
         layers = slowest_run(self._counts, parts.layers)
 
         def at(position: Position) -> Array:
@@ -149,7 +162,7 @@ class MixedCapacityModel:
         rates[:, :, 0] = 0.0
         if self._link is not None:
             row_bytes = self._model.spec.hidden * ACTIVATION_BYTES
-            tokens = lengths.input_mean + lengths.output_mean
+            tokens = self._own.input_mean + lengths.output_mean
             wire = self._link.bandwidth_bytes_per_s / (row_bytes * tokens)
             rates = np.minimum(rates, np.where(depth[:, :, 0] > 1.0, wire, np.inf))
         # Rounding must not break what holds exactly: a node with more layers carries no more.
@@ -190,12 +203,12 @@ class MixedCapacityModel:
 
     def _pressures(self, depth: Array, position: Position) -> tuple[Array, Array, Array, Array]:
         """Requests/s by batch, and what they need in units of each limit (`_LIMITS`)."""
-        lengths = self._prompts.lengths
+        lengths = self._own
         plain, mixed = self._plain[position], self._mixed[position]
         share = self._share
         mean = (1.0 - share) * plain + share * mixed
         residual = 0.5 * ((1.0 - share) * plain**2 + share * mixed**2) / mean
-        rate = self._grid / (lengths.output_mean * mean)
+        rate = self._grid * self._made / (lengths.output_mean * mean)
         # A step more for every further piece of a prompt.
         more = (self._pieces - 1.0) * plain
         turn = self._packed[position] / self._full + more
@@ -211,13 +224,14 @@ class MixedCapacityModel:
         with np.errstate(divide="ignore", invalid="ignore"):
             used = 1.0 - plain / mean
             backlog = used * each * (1.0 + used * once * mean / plain)
-            paced = mean * (1.0 + backlog / (_median(lengths) * plain))
+            steps = _median(lengths) / self._made
+            paced = mean * (1.0 + backlog / (steps * plain)) / self._made
         token_s = (paced + np.where(depth > 1.0, residual, 0.0) + hop) * depth
         prompt_s = (first + hop_first) * depth
         # Before it gets KV cache: so `stay` is without it.
         engine = self._model.engine
         prepared = np.where(depth > 1.0, 0.0, mean * np.minimum(self._grid, 1.0))
-        tokens_s = engine.tokenize_s * lengths.input_mean
+        tokens_s = engine.tokenize_s * self._lengths.input_mean
         front_s = engine.request_s + tokens_s + engine.stream_s * self._grid * depth
         before_s = front_s + (prepared if engine.schedules_ahead else 0.0)
         stay = rate * (lengths.output_mean * token_s + prompt_s)

@@ -55,8 +55,8 @@ def operating_point(
     share = -np.expm1(-there / alone)
     batch = np.minimum(there / share, max_batch)
     seconds = _mean_seconds(model, phase, lengths, start, end, batch)
-    # Units that a step finishes of a request: all of it, or one token of its answer.
-    units = 1.0 if phase is Phase.PREFILL else lengths.output_mean
+    # Units that a step finishes of a request: all of it, or its tokens of a step.
+    units = 1.0 if phase is Phase.PREFILL else lengths.output_mean / model.engine.made
     rates = np.maximum.accumulate(share * batch / seconds)
     rate = requests_per_s * units
     if rate >= rates[-1]:
@@ -66,7 +66,8 @@ def operating_point(
         sequences = float(np.interp(rate, rates, batch))
         steps_per_s = rate / sequences
         busy = min(1.0, steps_per_s * float(np.interp(sequences, batch, seconds)))
-    return OperatingPoint(steps_per_s, _steps(phase, lengths, sequences), busy, sequences)
+    steps = _steps(phase, lengths, sequences, model.engine.made)
+    return OperatingPoint(steps_per_s, steps, busy, sequences)
 
 
 def largest_batch(model: StepModel, phase: Phase, lengths: LengthMix) -> float:
@@ -76,7 +77,8 @@ def largest_batch(model: StepModel, phase: Phase, lengths: LengthMix) -> float:
     if phase is Phase.DECODE:
         return model.largest_batch(Phase.DECODE)
     if phase is Phase.BOTH:
-        room = model.engine.mixed_tokens / (1.0 + lengths.input_mean / lengths.output_mean)
+        prompts = model.engine.made * lengths.input_mean / lengths.output_mean
+        room = model.engine.mixed_tokens / (model.engine.rows + prompts)
         return max(1.0, min(room, float(model.engine.max_sequences)))
     raise UsageError(f"steps of the phase {phase} are not modelled", field="phase")
 
@@ -92,8 +94,9 @@ def _mean_seconds(
     if phase is Phase.PREFILL:
         rows = batch * lengths.input_mean
         return step_seconds(model, Batch(rows, batch, zero, zero, zero, spread), start, end)
-    with_prompts = np.minimum(1.0, batch / lengths.output_mean)
-    prompts = np.maximum(1.0, batch / lengths.output_mean)
+    ended = batch * model.engine.made / lengths.output_mean
+    with_prompts = np.minimum(1.0, ended)
+    prompts = np.maximum(1.0, ended)
     rows = prompts * lengths.input_mean
     plain = step_seconds(model, Batch(zero, zero, zero, batch, context), start, end)
     mixed = step_seconds(model, Batch(rows, prompts, zero, batch, context, spread), start, end)
@@ -101,7 +104,7 @@ def _mean_seconds(
 
 
 def _steps(
-    phase: Phase, lengths: LengthMix, sequences: float
+    phase: Phase, lengths: LengthMix, sequences: float, made: float
 ) -> tuple[tuple[float, Batch[float]], ...]:
     spread, context = _spread(lengths), lengths.decode_context
     if phase is Phase.DECODE:
@@ -109,8 +112,8 @@ def _steps(
     if phase is Phase.PREFILL:
         rows = sequences * lengths.input_mean
         return ((1.0, Batch.prefill(rows, sequences, length_spread=spread)),)
-    share = min(1.0, sequences / lengths.output_mean)
-    prompts = max(1.0, sequences / lengths.output_mean)
+    ended = sequences * made / lengths.output_mean
+    share, prompts = min(1.0, ended), max(1.0, ended)
     mixed = Batch(prompts * lengths.input_mean, prompts, 0.0, sequences, context, spread)
     plain = ((1.0 - share, Batch.decode(sequences, context)),) if share < 1.0 else ()
     return (*plain, (share, mixed))

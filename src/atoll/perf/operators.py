@@ -17,7 +17,7 @@ All times are seconds, all sizes elements unless a name says bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -198,13 +198,21 @@ def decode_attention(
     kv_bytes: float,
     pad: float,
     serial_ns: float,
+    queries: float = 1.0,
 ) -> DecodeAttention:
-    """Return the decode attention of one layer on one GPU; `serial_ns` is per context token."""
+    """Return the decode attention of one layer on one GPU; `serial_ns` is per context token.
+
+    With several `queries` of a sequence its keys are read once, and their products count where they take
+    longer: 4 h d operations a key for each.
+    """
     # Kernels for grouped heads split the context, and have no chain.
     grouped = heads > kv_heads
+    key_s = 2.0 * kv_bytes * kv_heads * head_dim / speed.bytes_per_s
+    if queries > 1.0:
+        key_s = max(key_s, 4.0 * heads * head_dim * queries / speed.flop_per_s)
     return DecodeAttention(
-        key_s=2.0 * kv_bytes * kv_heads * head_dim / speed.bytes_per_s,
-        query_s=2.0 * ACTIVATION_BYTES * heads * head_dim / speed.bytes_per_s,
+        key_s=key_s,
+        query_s=2.0 * queries * ACTIVATION_BYTES * heads * head_dim / speed.bytes_per_s,
         pad=pad,
         serial_s=0.0 if grouped else serial_ns * 1e-9 * head_dim / 128.0,
         t0_s=speed.t0_s,
@@ -250,6 +258,7 @@ def latent_decode(
     rope_dim: float,
     kv_bytes: float,
     pad: float,
+    queries: float = 1.0,
 ) -> DecodeAttention:
     """Return the decode of latent attention in absorbed form: every head queries the latents themselves.
 
@@ -260,10 +269,10 @@ def latent_decode(
     """
     latent = kv_rank + rope_dim
     memory_s = kv_bytes * latent / speed.bytes_per_s
-    compute_s = 2.0 * heads * (latent + kv_rank) / speed.flop_per_s
+    compute_s = 2.0 * queries * heads * (latent + kv_rank) / speed.flop_per_s
     return DecodeAttention(
         key_s=max(memory_s, compute_s),
-        query_s=ACTIVATION_BYTES * heads * (latent + kv_rank) / speed.bytes_per_s,
+        query_s=queries * ACTIVATION_BYTES * heads * (latent + kv_rank) / speed.bytes_per_s,
         pad=pad,
         serial_s=0.0,
         t0_s=speed.t0_s,
@@ -305,9 +314,14 @@ def delta_prefill(
     )
 
 
-def delta_decode(state_bytes: float, channels: float, speed: OpSpeed) -> DecodeAttention:
-    """Return the decode of such a layer: a sequence's state is read and written, however long it is."""
-    moved = 2.0 * state_bytes + ACTIVATION_BYTES * channels
+def delta_decode(
+    state_bytes: float, channels: float, speed: OpSpeed, queries: float = 1.0
+) -> DecodeAttention:
+    """Return the decode of such a layer: a sequence's state is read and written, however long it is.
+
+    Where guesses are checked there is a state to write after each, of which one is kept.
+    """
+    moved = (1.0 + queries) * state_bytes + queries * ACTIVATION_BYTES * channels
     return DecodeAttention(
         key_s=0.0,
         query_s=moved / speed.bytes_per_s,
@@ -380,6 +394,30 @@ def grouped_experts(
         pad=pad,
         t0_s=speed.t0_s,
         p=speed.p,
+    )
+
+
+SPREAD_IMBALANCE = 1.25
+"""Tokens of the busiest GPU over the mean, where experts are spread over GPUs: an assumption."""
+
+
+def spread_experts(whole: GroupedExperts, tp: int, ranks: int) -> GroupedExperts:
+    """Return the experts of one of tp x ranks GPUs that have so many of them each, none split.
+
+    Tokens are those of one rank, and all ranks have as many. A GPU has E / GPUs experts, each of which is
+    met by a token of every rank with 1 - (1 - k/E)^ranks; of the products k / tp for a token are its own.
+    """
+    local = whole.experts / (tp * ranks)
+    met = 1.0 - (1.0 - whole.top_k / whole.experts) ** ranks
+    share = SPREAD_IMBALANCE / tp
+    flop_s = whole.flop_s * whole.top_k * share / (local * met)
+    return replace(
+        whole,
+        experts=local,
+        top_k=local * met,
+        flop_s=flop_s,
+        pad=whole.pad * whole.flop_s / flop_s,
+        row_s=whole.row_s * share,
     )
 
 

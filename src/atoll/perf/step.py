@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Generic, Protocol
@@ -15,10 +15,12 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
+from atoll.engines.limits import HostTime
 from atoll.engines.profile import EngineProfile
 from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable, GpuConstants, Tag, default_constants
+from atoll.perf.drafts import draft_of
 from atoll.perf.layers import (
     LayerKind,
     LayerOps,
@@ -190,7 +192,10 @@ def slowest_run(counts: Array, kinds: Sequence[Array]) -> Array:
 
 @dataclass(frozen=True)
 class AnalyticStepModel:
-    """The default backend: sums of fitted rooflines (see `operators`)."""
+    """The default backend: sums of fitted rooflines (see `operators`).
+
+    With a `draft` every step runs that model, too, once for each token that is guessed.
+    """
 
     spec: TransformerSpec
     node: NodeType
@@ -198,6 +203,7 @@ class AnalyticStepModel:
     engine: EngineProfile
     ops: ModelOps
     provenance: str
+    draft: AnalyticStepModel | None = field(default=None, kw_only=True)
 
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -213,14 +219,29 @@ class AnalyticStepModel:
         return self.engine.measured is not None
 
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
-        """Return the pieces of a step with this batch."""
+        """Return the pieces of a step with this batch; those of a draft count with the output matrix."""
+        sequences = batch.outputs
+        if self.engine.rows > 1:
+            batch = replace(batch, rows=float(self.engine.rows))
+        head = self.ops.head_seconds(batch)
+        if self.draft is not None:
+            head = head + self.draft_seconds(self.draft, batch)
         return StepParts(
-            host=self.engine.host_seconds(batch.outputs),
+            host=self.engine.host_seconds(sequences),
             embedding=self.ops.embedding_seconds(batch),
             layers=tuple(self._launched(layer, batch) for layer in self.ops.layers),
-            head=self.ops.head_seconds(batch),
-            stage_host=self.engine.of_stage().host_seconds(batch.outputs),
+            head=head,
+            stage_host=self.engine.of_stage().host_seconds(sequences),
         )
+
+    def draft_seconds(self, draft: AnalyticStepModel, batch: Batch[Num]) -> Num:
+        """Return the seconds of guessing: over all tokens of a step, then over one of each sequence."""
+        layers, first = draft.spec.layers, step_seconds(draft, batch, 0, draft.spec.layers)
+        nothing = 0.0 * batch.prefill_tokens
+        sequences = batch.prefill_sequences + batch.decode_sequences
+        next_one = Batch(nothing, nothing, nothing, sequences, batch.decode_context)
+        more = self.engine.rows - 2
+        return first + float(more) * step_seconds(draft, next_one, 0, layers) if more else first
 
     def _launched(self, layer: LayerOps, batch: Batch[Num]) -> Num:
         """The time of a layer, no shorter than launching its kernels takes where there are prompts."""
@@ -269,6 +290,7 @@ def analytic(
         profile = replace(
             profile, host=host.model_copy(update={"step_s": host.step_s + passed_on_s})
         )
+    ranks = profile.spread(spec, node.count, size)
     formats = kernels.formats if kernels is not None else None
     fused = profile.fuses_all_reduce and fuses(node, split, widely=profile.fuses_widely)
     ops = model_ops(
@@ -279,14 +301,25 @@ def analytic(
         fused=fused,
         formats=formats,
         mxfp8=profile.mxfp8,
+        queries=float(profile.rows),
+        ranks=ranks,
     )
     used = op_classes_of(spec, node.gpu)
+    guessed, spread = profile.rows > 1, ranks is not None
     grounds = (
         f"{Tag.MEASURED.value} ({server})"
-        if server is not None
-        else name_grounds(spec, node.gpu, fitted).summary(used)
+        if server is not None and not (guessed or spread)
+        else name_grounds(spec, node.gpu, fitted, guessed=guessed, spread=spread).summary(used)
     )
-    return AnalyticStepModel(spec, node, size, profile, ops, grounds)
+    small = draft_of(spec, profile)
+    draft = None
+    if small is not None:
+        # Each pass is launched by itself.
+        own = model_ops(small, node, split, fitted, fused=profile.fuses_all_reduce, formats=formats)
+        pass_s = HostTime(step_s=profile.launch.layer_s)
+        passes = EngineProfile("draft", host=pass_s, launch=profile.launch)
+        draft = AnalyticStepModel(small, node, size, passes, own, grounds)
+    return AnalyticStepModel(spec, node, size, profile, ops, grounds, draft=draft)
 
 
 @lru_cache(maxsize=256)

@@ -29,7 +29,7 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase, RoleId, parse_role
 from atoll.core.rng import stream
 from atoll.engines.table import EngineChoice, is_asked_in_turn
-from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node
+from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_of
 from atoll.perf.layers import node_splits
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.mixed_capacity import MixedCapacityModel
@@ -116,6 +116,8 @@ def _asked(problem: Problem, service: Service) -> tuple[LengthMix, float]:
     themselves; and twice as many as may be lost may wait too long: what is left is for simulation to find.
     """
     mix = service.lengths.mix()
+    if service.prefix is not None:
+        mix = replace(mix, prefix=service.prefix.shared())
     if problem.settings.sized_for == "half":
         return mix, 0.5
     # Of the longest decile as many must keep the promise as of all.
@@ -301,11 +303,12 @@ def _rows_by_tp(
     """Per tensor-parallel size, ascending: what a node carries by layers, KV not counted."""
     rows = []
     for tp in node_splits(loads[0].spec, source.node):
-        copy, share = copy_node(source.node, tp), source.link.share(tp, source.node.count)
+        copy, own = copy_of(source.node, tp, engine)
+        share = source.link.share(tp, source.node.count)
         if stages == 1 and position is Position.WHOLE:
-            rates = _copy_table(loads, copy, engine, None, 1)[-1, 0]
+            rates = _copy_table(loads, copy, own, None, 1)[-1, 0]
         else:
-            rates = _copy_rates(loads, copy, engine, share, [stages], [position])[0, 0]
+            rates = _copy_rates(loads, copy, own, share, [stages], [position])[0, 0]
         rows.append((tp, rates * (source.node.count // tp)))
     return tuple(rows)
 
@@ -425,7 +428,7 @@ def _first_alike(problem: Problem, service: Service) -> Service:
         asked = (
             id(problem), service.model, service.lengths, service.ttft_s, service.tpot_s,
             service.attainment, service.length_deciles, service.phases, service.only, service.avoid,
-            service.engine_limits, service.text_classes,
+            service.engine_limits, service.text_classes, service.prefix,
         )  # fmt: skip
         first = _ALIKE.get(asked, (problem, service, service))[2]
         if len(_ALIKE) >= _MAX_RATES:
@@ -557,9 +560,9 @@ def role_table(
     for size in node_splits(spec, node):
         if tp not in (None, size):
             continue
-        copy, share = copy_node(node, size), link.share(size, node.count)
-        joint = share if stages > 1 else None
-        table = _copy_table(loads, copy, problem.engine_of(service), joint, stages)
+        copy, own = copy_of(node, size, problem.engine_of(service))
+        joint = link.share(size, node.count) if stages > 1 else None
+        table = _copy_table(loads, copy, own, joint, stages)
         best = np.maximum(best, table * (node.count // size))
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, link)
     best[:, 0] = np.minimum(best[:, 0], alone)

@@ -19,7 +19,7 @@ differ, j layers mean the j neighbours that keep most.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -288,14 +288,18 @@ def handover_engine(problem: Problem, catalog: Catalog, service: Service) -> Eng
     """
     limits, spec = service.engine_limits, catalog.model(service.model).llm
     named = [find_engine(name) for name in problem.settings.engines]
-    able = [engine for engine in named if engine.connector is not None]
+    able = [
+        engine
+        for engine in named
+        if engine.connector is not None and engine.refuses_launch(limits) is None
+    ]
     mix = service.lengths.mix()
     kinds = [catalog.node(kind) for kind in problem.kinds if service.allows(kind)]
     # The largest first: most models fit on it, and one is enough.
     kinds.sort(key=lambda node: -node.memory_bytes)
     # Executors of any-to-any models are Atoll's own, and hand over as its engine does.
     for engine in able if not service.is_graph else ():
-        choice = EngineChoice(engine.name, limits)
+        choice = replace(problem.engine_of(service), name=engine.name)
         if any(
             engine.refuses(spec, node.gpu) is None
             and max_layers(spec, node, choice, mix) >= spec.layers
@@ -304,7 +308,8 @@ def handover_engine(problem: Problem, catalog: Catalog, service: Service) -> Eng
             return choice
     free = [engine for engine in able if "none" not in map(engine.pipelines_in, _APART)]
     chosen = (*free, *able)[:1]
-    return EngineChoice(chosen[0].name if chosen else problem.settings.engine, limits)
+    choice = problem.engine_of(service)
+    return replace(choice, name=chosen[0].name) if chosen else choice
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, parse_node_type
 from atoll.engines.table import EngineChoice
-from atoll.perf.capacity import copy_node
+from atoll.perf.capacity import copy_node, copy_of
 from atoll.perf.energy import dynamic_joules, min_dynamic_joules, power_model
 from atoll.perf.layers import node_splits, tp_sizes
 from atoll.perf.operating_point import OperatingPoint, operating_point
@@ -230,10 +230,11 @@ def _node_draw(
     machine = None if node.gpu_ids is None else node.node_type
     source = node_source(catalog, node.kind, region=instance.region_of(node), machine=machine).node
     copies = max(1, node.gpus // node.tp)
+    copy, engine = copy_of(source, node.tp, problem.engine_of(service))
     watts, point = _copy_draw(
         catalog.model(service.model).llm,
-        copy_node(source, node.tp),
-        problem.engine_of(service),
+        copy,
+        engine,
         instance.phase,
         service.lengths.mix(),
         node.start,
@@ -308,7 +309,7 @@ def min_request_joules(problem: Problem, catalog: Catalog, service: Service) -> 
     for kind in problem.kinds_for(service.name):
         node = catalog.node(kind)
         for tp in node_splits(spec, node):
-            model = _model_of(spec, copy_node(node, tp), problem.engine_of(service))
+            model = _model_of(spec, *copy_of(node, tp, problem.engine_of(service)))
             engine = model.engine
             # The largest step that any engine here could take: it bounds what a token costs from below.
             rows = max(rows, engine.max_tokens, engine.mixed_tokens, engine.max_sequences)

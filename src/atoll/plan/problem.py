@@ -37,7 +37,7 @@ from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
 from atoll.plan.robustness import RiskModel
 from atoll.plan.survival import MAX_LOST, Survival
 from atoll.workload.classes import RequestClass
-from atoll.workload.lengths import LengthMix
+from atoll.workload.lengths import PREFIX_BLOCK, LengthMix, SharedPrefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -103,6 +103,17 @@ class Lengths(Frozen):
         )
 
 
+class Prefix(Frozen):
+    """A beginning that a `share` of a service's prompts have in common, in tokens; see `SharedPrefix`."""
+
+    share: float = Field(gt=0.0, le=1.0)
+    tokens: int = Field(ge=PREFIX_BLOCK)
+
+    def shared(self) -> SharedPrefix:
+        """Return it as length mixes have it."""
+        return SharedPrefix(self.share, self.tokens)
+
+
 class Service(Frozen):
     """A model to be served, what is promised, and how much is asked of it.
 
@@ -146,13 +157,14 @@ class Service(Frozen):
     rates: tuple[MeasuredRate, ...] = ()
     text_classes: tuple[RequestClass, ...] = ()
     length_deciles: bool = False
+    prefix: Prefix | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
         later: dict[str, object] = {"attainment": ATTAINMENT, "burstiness": 1.0}
-        blank = ("classes", "paths", "rates", "text_classes", "length_deciles")
+        blank = ("classes", "paths", "rates", "text_classes", "length_deciles", "prefix")
         later |= {name: fields[name] for name in blank if not fields[name]}
         if self.engine_limits.given:
             fields["engine_limits"] = self.engine_limits.model_dump(exclude_none=True)
@@ -631,7 +643,11 @@ class Problem(Frozen):
 
     def engine_of(self, service: Service) -> EngineChoice:
         """Return the engine of a service with its limits."""
-        return EngineChoice(self.settings.engine, service.engine_limits)
+        limits = service.engine_limits
+        guess, draft = limits.speculative, None
+        if guess is not None and guess.method == "draft_model" and guess.model is not None:
+            draft = self.catalog().model(guess.model).llm
+        return EngineChoice(self.settings.engine, limits, draft)
 
     def run_by(self, engine: str | None) -> Problem:
         """Return the problem as it is for instances of one engine; None: as it is where layouts are free."""
@@ -646,6 +662,12 @@ class Problem(Frozen):
         catalog, found = self.catalog(), {}
         for service in self.services:
             model, own = catalog.model(service.model), dict(service.engine_limits)
+            guess = service.engine_limits.speculative
+            if guess is not None and guess.method == "draft_model":
+                # Engines know its weights, not its name in the catalog.
+                draft = catalog.model(str(guess.model))
+                source = draft.checkpoint.source if draft.checkpoint else draft.name
+                own["speculative"] = guess.model_copy(update={"model": source})
             if not service.is_graph:
                 own |= {
                     "max_model_len": max_model_len(

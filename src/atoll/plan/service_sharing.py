@@ -186,7 +186,10 @@ def _choose_groups(ways: Sequence[_Own]) -> list[tuple[_Own, ...]]:
     for way in ways:
         # Executors of any-to-any models are not shared; nor is what is promised to groups of requests, which
         # could not be told from those of others.
-        one_group = not (way.service.text_classes or way.service.length_deciles)
+        # Nor are beginnings of prompts: each service has its own.
+        one_group = not (
+            way.service.text_classes or way.service.length_deciles or way.service.prefix
+        )
         if way.service.roles and one_group:
             alike.setdefault(_settings_of(way.service), []).append(way)
     groups = []

@@ -341,10 +341,13 @@ def _requests(
 ) -> tuple[Requests, list[int]]:
     """Requests of all jobs in order of arrival, and how many each has."""
     from atoll.sim.problem_demand import sample_lengths
-    from atoll.workload.requests import TEXT, Requests
+    from atoll.workload.lengths import PREFIX_BLOCK
+    from atoll.workload.requests import TEXT, PrefixBlocks, Requests
     from atoll.workload.sampling import ClassMix
 
-    columns: list[tuple[Floats, _Small, _Small, NDArray[np.int32], NDArray[np.int32]]] = []
+    columns: list[
+        tuple[Floats, _Small, _Small, NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]
+    ] = []
     numbers: list[int] = []
     classes = [TEXT]
     for at, job in enumerate(jobs):
@@ -376,12 +379,21 @@ def _requests(
             # Prefill alone ends with the first token.
             answers = np.ones_like(answers)
         arrival = np.cumsum(gaps) / rate
-        columns.append((arrival, np.full(number, at, np.int16), klass, prompts, answers))
-    arrival, model, klass, prompts, answers = (
+        blocks = np.zeros(number, np.int64)
+        if service.prefix is not None:
+            begins = stream(seed, "prefixes", instance.role).random(number) < service.prefix.share
+            blocks[begins] = service.prefix.shared().blocks
+        columns.append((arrival, np.full(number, at, np.int16), klass, prompts, answers, blocks))
+    arrival, model, klass, prompts, answers, blocks = (
         np.concatenate(some) for some in zip(*columns, strict=True)
     )
     # Stable, so that requests that arrive together keep the order of jobs.
     order = np.argsort(arrival, kind="stable")
+    prefix = None
+    if blocks.any():
+        # Every instance has the beginnings of its own service.
+        firsts = model[order].astype(np.int64) << 32
+        prefix = PrefixBlocks.begin(firsts, blocks[order], PREFIX_BLOCK)
     return (
         Requests(
             arrival[order],
@@ -391,6 +403,7 @@ def _requests(
             answers[order].astype(np.int32),
             tuple(names),
             tuple(classes),
+            prefix=prefix,
         ),
         numbers,
     )

@@ -60,7 +60,10 @@ def judge_certainty(
     )
     gpus = [catalog.gpu(name) for name in names]
     specs = [catalog.model(service.model).llm for service in problem.services]
-    table = ground_constants(default_constants(), specs, gpus)
+    limits = [service.engine_limits for service in problem.services]
+    guessed = any(each.speculative for each in limits)
+    spread = any(each.expert_parallel for each in limits)
+    table = ground_constants(default_constants(), specs, gpus, guessed=guessed, spread=spread)
     luck = stream(problem.settings.seed, "constants")
     targets = {service.name: service.target for service in problem.services}
     kept: list[dict[str, float]] = []

@@ -83,7 +83,7 @@ def held_tokens(z: Sim, r: int, part: int, k: int, u: int) -> float:
         return float(c.target) if part == 0 else 0.0
     if z.unit[u].solo:
         if c.join >= 0:
-            return float(c.target + z.unit[u].steps - c.join)
+            return c.target + (z.unit[u].steps - c.join) * c.gain
         return float(c.context)
     # Units up to `charged` have the token of this pass, those behind them do not yet.
     return float(c.context if k < c.charged else c.before)

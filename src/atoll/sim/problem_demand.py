@@ -25,6 +25,7 @@ def demand_of(problem: Problem, duration_s: float) -> Workload:
             _renewal(service),
             duration_s=duration_s,
             models=(service.name,),
+            prefix=None if service.prefix is None else service.prefix.shared(),
         )
         for service in problem.services
         if service.rate_per_s > 0.0

@@ -49,6 +49,9 @@ LENGTH, CACHED, ENTRY, SEQUENCES, CONTEXT = range(5)
 TOUCHED, KICKED = range(2)
 # Rows of `Sim.curve`.
 PROMPT_X, PROMPT_S, DECODE_X, DECODE_S = range(4)
+# Columns of `Sim.guess`: the row of `Sim.coefficient` of the model that guesses (-1: none does), its kinds
+# of layers and its layers, then the shares of steps in which so many guesses were right.
+DRAFT, DRAFT_KINDS, DRAFT_LAYERS, RIGHT = range(4)
 # The layout of `Sim.coefficient` (see `times.py`).
 DENSE_MAX = 8
 LAYER_WIDTH = 4 + 5 * DENSE_MAX + 6 + 6 + 9 + 4 + 3
@@ -80,10 +83,12 @@ UNIT = make_record(
     # One that is `ahead` prepares a step at `begun_s` of the one before. With `prompts_first` sequences wait
     # while there are prompts: they are `held` in the step under way. Prompts are looked at every `interval`
     # steps of decoding, of which it has `skipped` some; one that `collects` looks sooner if they fill a step.
+    # A step computes `rows` tokens for each sequence, those that were guessed as row `guess` of `Sim.guess`
+    # says (-1: none are). The `ranks` units from `first_rank` on share their experts, and go in step.
     i8="instance node site vertex start end kind row kinds max_sequences max_prompts budget stages"
-    " interval skipped"
-    # The step under way (a list of requests), sequences that run and what they attend to.
-    " batch joining steps running context owned paced gaps cached_rows"
+    " interval skipped rows guess first_rank ranks"
+    # The step under way (a list of requests), sequences that run.
+    " batch joining steps running owned paced gaps cached_rows"
     # Blocks of prompts that are kept for reuse: the row of `Sim.block` (-1: none are), how many are free to
     # go, and the ends of their list.
     " cache kept oldest newest"
@@ -95,6 +100,8 @@ UNIT = make_record(
     # that is the integral of x up to t; `*_mark` is what it was at the last sample.
     f8="step_s token_s shared_s back_s front_s stream_s tokenize_s room begun_s step_end last_end used peak"
     " cached_s busy_s batch_sum used_moment used_mark queue_moment queue_mark"
+    # What running sequences attend to, the tokens that a step makes of them, and what is left of one.
+    " context gain left_over"
     # On a share (`gpu_turns`): how much longer steps take with all shares busy; of a step what is left to
     # compute, and what its host and its launches take.
     " slowdown left_s host_s launch_s",
@@ -104,10 +111,10 @@ REQUEST = make_record(
     # `target` is what the prompt pass computes, `context` the tokens a unit holds after this pass, `before`
     # ahead of it; `charged` hops of the pass are counted. `join` is the step at which a solo unit took it in.
     # `over` is the edge it was last sent over, `came_s` when it came to wait for a step; `piece` the tokens
-    # of its prompt in this step, that come after `computed`; `service_s` what the prompt alone takes. Its
-    # `blocks` whole blocks are those from `block` of `Sim.block_id` on; while it is `sharing` them they are
-    # counted.
-    f8="arrival_s came_s start_s first_s last_s end_s sent_s gap_s service_s",
+    # of its prompt in this step, that come after `computed`; `service_s` what the prompt alone takes;
+    # `gain` the tokens that a step makes of it. Its `blocks` whole blocks are those from `block` of
+    # `Sim.block_id` on; while it is `sharing` them they are counted.
+    f8="arrival_s came_s start_s first_s last_s end_s sent_s gap_s service_s gain",
     i8="prompt answer target context before computed made after join instance"
     " service klass items hop charged retries level pending state part slot of over piece block blocks",
     flag="marked sharing",
@@ -182,6 +189,7 @@ class Sim(NamedTuple):
     coefficient: Annotated[Floats, _FLOAT, 3]
     prefix: Annotated[Longs, _LONG, 3]
     curve: Annotated[Floats, _FLOAT, 3]
+    guess: Annotated[Floats, _FLOAT, 2]
     site: Annotated[Records, SITE, 2]
     pool: Annotated[Records, POOL_TYPE, 1]
     server: Annotated[Records, SERVER, 1]

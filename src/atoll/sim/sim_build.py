@@ -129,6 +129,7 @@ def build(
         coefficient=times.coefficient,
         prefix=times.prefix,
         curve=times.curve,
+        guess=times.guess,
         site=site_records(sites, len(nics)),
         pool=pool,
         server=server,
@@ -230,6 +231,9 @@ def _units(
     held = [(table.start[1:-1], table.end[1:-1]) for table in lower.tables]
     units["start"] = np.concatenate([start for start, _ in held])
     units["end"] = np.concatenate([end for _, end in held])
+    firsts: dict[tuple[int, int], int] = {}
+    for u, each in enumerate(lower.units):
+        units["first_rank"][u] = firsts.setdefault((each.instance, each.index), u)
     last = np.array([int(lower.tables[unit.instance].end[-1]) for unit in lower.units])
     # Units with all layers are simulated without an event for every token (`solo`).
     units["solo"] = (units["start"] == 0) & (units["end"] == last)

@@ -1,7 +1,8 @@
 """Units that hold the whole model: continuous batching without an event for every token.
 
-All running sequences are in every step, so each step adds one token to all of them: counters and sums
-tell the batch, a heap of endings who leaves. Work is done per step and per request, never per token.
+All running sequences are in every step, so each step adds one token to all of them (or several, `guessing`):
+counters and sums tell the batch, a heap of endings who leaves. Work is done per step and per request, never
+per token.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from atoll.routing.compiled import urgency
 from atoll.routing.decisions import BY_ARRIVAL
 from atoll.sim.gpu_turns import begin_turn
+from atoll.sim.guessing import draw_steps, guessing_seconds
 from atoll.sim.heap import (
     end_push,
     end_remove,
@@ -54,6 +56,11 @@ def begin_step(z: Sim, u: int, now: float, took: float, sequences: int, prompts:
     if unit.gpu >= 0:
         begin_turn(z, u, now, took, prompts, sequences + prompts)
         return
+    if unit.ranks > 1:
+        # They meet in every layer with experts: none ends before those that it met.
+        for v in range(unit.first_rank, unit.first_rank + unit.ranks):
+            if v != u and z.unit[v].busy:
+                took = max(took, z.unit[v].step_end - now)
     unit.step_end = now + took
     unit.busy_s += took
     push(z, now + took, STEP, u)
@@ -64,11 +71,14 @@ def join(z: Sim, u: int, r: int) -> None:
     """Let a request whose prompt is in the cache decode from the next step on."""
     unit, c = z.unit[u], z.request[r]
     c.state = DECODE
-    # Steps are counted per unit: a sequence has made `steps - join` tokens since.
+    # Steps are counted per unit: a sequence has made `gain` times `steps - join` tokens since.
     c.join = unit.steps
-    end_push(z, u, unit.running, unit.steps + c.answer - c.made, r)
+    steps = draw_steps(z, u, c.answer - c.made)
+    c.gain = (c.answer - c.made) / steps
+    end_push(z, u, unit.running, unit.steps + steps, r)
     unit.owned += 1
     unit.running += 1
+    unit.gain += c.gain
     # It attends to its prompt and its first token.
     unit.context += c.target + 1
     # The gap before its next token counts from its own first one: `tokens_made` looks at it apart.
@@ -82,8 +92,13 @@ def leave(z: Sim, u: int, at: int) -> int:
     unit = z.unit[u]
     r = end_remove(z, u, unit.running, at)
     unit.running -= 1
+    c = z.request[r]
     # What it would attend to next is in `context` already.
-    unit.context -= z.request[r].target + unit.steps - z.request[r].join + 1
+    unit.context -= c.target + (unit.steps - c.join) * c.gain + 1.0
+    unit.gain -= c.gain
+    if unit.running == 0:
+        # Nothing is left of rounding.
+        unit.context, unit.gain = 0.0, 0.0
     # One that has had no step yet is still linked among those that join.
     previous = -1
     one = unit.joining
@@ -103,7 +118,7 @@ def leave(z: Sim, u: int, at: int) -> int:
 def cut_short(z: Sim, u: int, r: int) -> None:
     """Note how far a sequence came that leaves before its end."""
     unit, c = z.unit[u], z.request[r]
-    c.made += unit.steps - c.join
+    c.made += int((unit.steps - c.join) * c.gain + 1e-6)
     if unit.steps > c.join:
         c.last_s = unit.last_end + unit.back_s
         # The gap before step join + 1 was its own (`tokens_made`); those it shares begin one step later.
@@ -115,7 +130,7 @@ def put_back(z: Sim, u: int, r: int) -> None:
     """Put a sequence that gives way first in the queue of its unit: its KV cache is computed again there."""
     unit, c = z.unit[u], z.request[r]
     leave_blocks(z, u, r)
-    hold(z, u, -float(c.target + unit.steps - c.join))
+    hold(z, u, -(c.target + (unit.steps - c.join) * c.gain))
     unit.owned -= 1
     c.join = -1
     c.retries += 1
@@ -133,8 +148,8 @@ def put_back(z: Sim, u: int, r: int) -> None:
 def make_room(z: Sim, u: int, now: float) -> None:
     """Send sequences back, the youngest first, until each of the others can grow by a token."""
     unit = z.unit[u]
-    # Each running sequence grows by one token in the next step.
-    while unit.running > 0 and unit.used + unit.running > unit.room:
+    # Running sequences grow by their tokens of the next step.
+    while unit.running > 0 and unit.used + unit.gain > unit.room:
         youngest = 0
         for i in range(1, unit.running):
             # Requests are numbered in order of arrival.
@@ -158,8 +173,8 @@ def make_room(z: Sim, u: int, now: float) -> None:
 def fits(z: Sim, u: int, tokens: int) -> bool:
     """Return whether the KV cache of a prompt and its first token fits beside what runs."""
     unit = z.unit[u]
-    # What runs grows by a token each in this step, and the prompt's first token needs room, too.
-    return unit.used + unit.running + tokens + 1 <= unit.room
+    # What runs grows in this step, and the prompt's first token needs room, too.
+    return unit.used + unit.gain + tokens + 1 <= unit.room
 
 
 @kernel
@@ -243,8 +258,8 @@ def take_prompts(z: Sim, u: int, now: float, until_s: float) -> int:
     """
     unit = z.unit[u]
     at = prompt_list(u)
-    # Every running sequence takes one token of the step, unless they wait for prompts.
-    budget = unit.budget if unit.prompts_first else unit.budget - unit.running
+    # Every running sequence takes its tokens of the step, unless they wait for prompts.
+    budget = unit.budget if unit.prompts_first else unit.budget - unit.running * unit.rows
     n = 0
     while z.list[at].head >= 0 and budget > 0 and n < unit.max_prompts:
         prefer(z, u, now, until_s)
@@ -340,17 +355,25 @@ def solo_start(z: Sim, u: int, now: float, until_s: float) -> None:
     unit.held = unit.prompts_first and n > 0
     if unit.held:
         running = 0
-    took = whole_seconds(z, u, unit.end, n, running, float(unit.context) if running > 0 else 0.0)
-    # Every sequence in this step writes one token to the cache.
-    hold(z, u, running)
+    context = unit.context if running > 0 else 0.0
+    if unit.guess < 0:
+        took = whole_seconds(z, u, unit.end, n, running, context)
+    else:
+        took = guessing_seconds(z, u, n, running, context)
+    # Every sequence in this step writes what it makes to the cache.
+    if running > 0:
+        hold(z, u, unit.gain)
     begin_step(z, u, now, took, running, n)
 
 
 @kernel
 def tokens_made(z: Sim, u: int, now: float) -> None:
-    """Give every running sequence its token; those that have all of theirs end."""
+    """Give every running sequence its tokens; those that have all of theirs end."""
     unit = z.unit[u]
-    n = unit.running
+    unit.left_over += unit.gain
+    n = int(unit.left_over + 1e-6)
+    unit.left_over -= n
+    each = unit.gain / unit.running
     unit.steps += 1
     service = z.request[z.ending[u, 0].request].service
     fresh = 0
@@ -359,7 +382,7 @@ def tokens_made(z: Sim, u: int, now: float) -> None:
         c = z.request[r]
         gap = now + unit.back_s - c.last_s
         c.gap_s = max(c.gap_s, gap)
-        note_tokens(z, service, now, 1, gap)
+        note_tokens(z, service, now, 1, gap / each)
         fresh += 1
         following = c.after
         c.after = -1
@@ -369,11 +392,11 @@ def tokens_made(z: Sim, u: int, now: float) -> None:
     if n > fresh:
         gap = now - unit.last_end
         gap_push(z, u, unit.steps, gap)
-        note_tokens(z, service, now, n - fresh, gap)
+        note_tokens(z, service, now, n - fresh, gap / each)
     unit.decode_tokens += n
     z.instance[unit.instance].tokens += n
     # From here on `context` is what the next step attends to, as `leave` expects.
-    unit.context += n
+    unit.context += unit.gain
     # The top of the heap is who ends first.
     while unit.running > 0 and z.ending[u, 0].step <= unit.steps:
         r = leave(z, u, 0)
@@ -429,7 +452,7 @@ def solo_fail(z: Sim, u: int) -> None:
     unit = z.unit[u]
     if unit.busy and not unit.held:
         # The step that is broken off had booked a token for each (`solo_start`).
-        hold(z, u, -unit.running)
+        hold(z, u, -unit.gain)
     while unit.running > 0:
         # From the end of the heap nothing has to move.
         r = leave(z, u, unit.running - 1)

@@ -152,6 +152,41 @@ def min_layer_seconds(c: Floats, tokens: float) -> float:
 
 
 @kernel
+def operator_seconds(
+    z: Sim,
+    row: int,
+    kinds: int,
+    low: int,
+    high: int,
+    n: int,
+    rows: float,
+    sequences: float,
+    context: float,
+) -> float:
+    """Return the seconds of layers [low, high) with coefficients of a row, for the first n prompts of
+    `Sim.step`.
+
+    All tokens of the step are `rows`; so many of them are of `sequences` that attend to `context` tokens in
+    all.
+    """
+    total = 0.0
+    for k in range(kinds):
+        count = z.prefix[row, high, k] - z.prefix[row, low, k]
+        if count == 0:
+            continue
+        c = z.coefficient[row, k + 1]
+        one = rows_seconds(c, rows)
+        if n > 0:
+            one += prefill_seconds(c, n, z.step[LENGTH], z.step[CACHED])
+        if sequences > 0.0:
+            one += decode_seconds(c, sequences, context / sequences)
+        if n > 0:
+            one = max(one, min_layer_seconds(c, rows))
+        total += one * count
+    return total
+
+
+@kernel
 def layers_seconds(
     z: Sim, u: int, low: int, high: int, n: int, sequences: float, context: float
 ) -> float:
@@ -173,20 +208,9 @@ def layers_seconds(
             # Both curves have it, and the step has it once.
             total -= unit.shared_s
         return total * (high - low)
-    for k in range(unit.kinds):
-        count = z.prefix[row, high, k] - z.prefix[row, low, k]
-        if count == 0:
-            continue
-        c = z.coefficient[row, k + 1]
-        one = rows_seconds(c, tokens + sequences)
-        if n > 0:
-            one += prefill_seconds(c, n, z.step[LENGTH], z.step[CACHED])
-        if sequences > 0.0:
-            one += decode_seconds(c, sequences, context / sequences)
-        if n > 0:
-            one = max(one, min_layer_seconds(c, tokens + sequences))
-        total += one * count
-    return total
+    return operator_seconds(
+        z, row, unit.kinds, low, high, n, tokens + sequences, sequences, context
+    )
 
 
 @kernel

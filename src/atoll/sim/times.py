@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.errors import InternalError
-from atoll.engines.limits import HostTime
+from atoll.engines.limits import MAX_GUESSES, HostTime
 from atoll.engines.profile import LaunchTime
 from atoll.perf.layers import LayerOps, ModelOps, layer_kinds
 from atoll.perf.operators import AllReduce, Roofline
@@ -31,13 +31,14 @@ class Times(NamedTuple):
     """Step times of all units, by row: coefficients (first those beside the layers, then one set for each
     kind of layer), how many layers of each kind lie below a layer, and curves. `fixed` holds, by (kind,
     row), how many kinds of layer there are, seconds per step and per token, and those per layer that
-    prompts and sequences of a step share.
+    prompts and sequences of a step share. `guess` has a row for each way to guess tokens.
     """
 
     coefficient: Floats
     fixed: dict[str, Floats]
     prefix: Longs
     curve: Floats
+    guess: Floats
 
 
 class TimesBuilder:
@@ -47,6 +48,7 @@ class TimesBuilder:
         self._models: list[AnalyticStepModel] = []
         self._curves: list[tuple[NodeProfile, float]] = []
         self._rows: dict[tuple[object, ...], int] = {}
+        self._guesses: list[list[float]] = []
 
     def operators(self, model: AnalyticStepModel) -> tuple[int, int]:
         """Return (kind, row) of units whose steps take what the performance model says."""
@@ -55,6 +57,20 @@ class TimesBuilder:
             self._rows[key] = len(self._models)
             self._models.append(model)
         return OPERATORS, self._rows[key]
+
+    def guesses(self, model: AnalyticStepModel) -> int:
+        """Return the row of how a model's tokens are guessed ahead, -1 where they are not."""
+        guess, draft = model.engine.speculation, model.draft
+        if guess is None:
+            return -1
+        row = [-1.0, 0.0, 0.0]
+        if draft is not None:
+            _, at = self.operators(draft)
+            row = [float(at), float(len(draft.ops.kinds)), float(draft.spec.layers)]
+        self._guesses.append(
+            [*row, *guess.acceptance, *[0.0] * (MAX_GUESSES - len(guess.acceptance))]
+        )
+        return len(self._guesses) - 1
 
     def curves(self, profile: NodeProfile, token_s: float) -> tuple[int, int]:
         """Return (kind, row) of units with measured curves; `token_s` is the time to take in a token."""
@@ -92,7 +108,8 @@ class TimesBuilder:
             step_s[CURVES, i], token_s[CURVES, i] = profile.step_s, per_token_s
             shared_s[CURVES, i] = profile.shared_s_per_layer
         fixed = {"kinds": kinds_of, "step_s": step_s, "token_s": token_s, "shared_s": shared_s}
-        return Times(coefficient, fixed, prefix, _pad(pairs, count))
+        guess = np.array(self._guesses or [[0.0]])
+        return Times(coefficient, fixed, prefix, _pad(pairs, count), guess)
 
 
 def layer_row(ops: LayerOps, launch: LaunchTime) -> Floats:

@@ -44,6 +44,9 @@ class UnitRow:
     front_s: float
     stream_s: float
     tokenize_s: float
+    rows: int
+    guess: int
+    ranks: int
 
 
 class UnitMaker:
@@ -132,7 +135,13 @@ class UnitMaker:
                 hint="plan again, or give the node fewer layers",
             )
         return self._apply_limits(
-            *self.times.operators(model), room, phase, model.engine, sequences=instance.slots
+            *self.times.operators(model),
+            room,
+            phase,
+            model.engine,
+            sequences=instance.slots,
+            guess=self.times.guesses(model),
+            ranks=model.engine.spread(spec, kind.count, node.tp) or 1,
         )
 
     def _build_measured(self, instance: Instance, index: int, profile: NodeProfile) -> UnitRow:
@@ -168,6 +177,8 @@ class UnitMaker:
         *,
         sequences: int | None = None,
         prompts: int | None = None,
+        guess: int = -1,
+        ranks: int = 1,
     ) -> UnitRow:
         engine = self._options.batching == "engine"
         budget = self._options.token_budget
@@ -191,6 +202,9 @@ class UnitMaker:
             front_s=profile.request_s if asked else 0.0,
             stream_s=profile.stream_s if asked else 0.0,
             tokenize_s=profile.tokenize_s if asked else 0.0,
+            rows=profile.rows if guess >= 0 else 1,
+            guess=guess,
+            ranks=ranks,
         )
 
     def _max_sequences(self, measured: int | None, profile: EngineProfile) -> int:

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.core.errors import InputError, UnknownNameError
 
 _MAX_TOKENS = 1e9
+
+
+PREFIX_BLOCK = 16
+"""Tokens that engines keep and find together, as vLLM has it unless told."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """A beginning that prompts have in common: so many `tokens` of a `share`, such as a system prompt."""
+
+    share: float
+    tokens: int
+
+    @property
+    def blocks(self) -> int:
+        """Whole blocks of it, which are all that is found again."""
+        return self.tokens // PREFIX_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +32,7 @@ class LengthMix:
     """How long prompts and answers are, in tokens.
 
     Means and mean squares are per request. `input_tail` is the prompt length that must still keep
-    the prefill promise on its own (0: the mean prompt).
+    the prefill promise on its own (0: the mean prompt). With a `prefix` that much of prompts is in the cache.
     """
 
     input_mean: float
@@ -23,6 +40,7 @@ class LengthMix:
     input_mean_square: float
     output_mean_square: float
     input_tail: float = 0.0
+    prefix: SharedPrefix | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_mean", "output_mean"):
@@ -89,6 +107,34 @@ class LengthMix:
         return self.input_mean + self.output_mean_square / (2.0 * self.output_mean)
 
     @property
+    def computed(self) -> LengthMix:
+        """The mix with prompts as long as what is left to compute of them, and to keep for them alone.
+
+        Prompts are taken as log-normal, and as independent of whether they have the common beginning.
+        """
+        if self.prefix is None:
+            return self
+        tokens = float(self.prefix.blocks * PREFIX_BLOCK)
+        mean, square = _beyond(self.input_mean, self.input_mean_square, tokens)
+        share = self.prefix.share
+        # The last token is computed in any case.
+        own = max(1.0, (1.0 - share) * self.input_mean + share * mean)
+        own_square = (1.0 - share) * self.input_mean_square + share * square
+        return replace(
+            self, input_mean=own, input_mean_square=max(own * own, own_square), prefix=None
+        )
+
+    @property
+    def found(self) -> float:
+        """Mean tokens of a prompt that are in the cache when it comes."""
+        return self.input_mean - self.computed.input_mean
+
+    @property
+    def resident(self) -> float:
+        """Tokens of KV cache that prompts have in common."""
+        return 0.0 if self.prefix is None else float(self.prefix.blocks * PREFIX_BLOCK)
+
+    @property
     def spreads(self) -> tuple[float, float]:
         """Standard deviations of prompts and of answers, each over its mean."""
         sides = (
@@ -102,6 +148,25 @@ class LengthMix:
         """Return whether means and mean squares are those of another, but for rounding."""
         names = ("input_mean", "output_mean", "input_mean_square", "output_mean_square")
         return all(math.isclose(getattr(self, n), getattr(other, n)) for n in names)
+
+
+def _beyond(mean: float, mean_square: float, least: float) -> tuple[float, float]:
+    """Return mean and mean square of what log-normal lengths have beyond `least`, none if shorter."""
+    variance = math.log(mean_square / mean**2)
+    if variance < 1e-9:
+        rest = max(0.0, mean - least)
+        return rest, rest * rest
+    if least <= 0.0:
+        return mean, mean_square
+    sd = math.sqrt(variance)
+    at = (math.log(mean / least) - 0.5 * variance) / sd
+
+    def above(shift: float) -> float:
+        return 0.5 * math.erfc(-(at + shift) / math.sqrt(2.0))
+
+    # Moments of the part above `least`, of orders 0, 1 and 2.
+    longer, total, squares = above(0.0), mean * above(sd), mean_square * above(2.0 * sd)
+    return total - least * longer, squares - 2.0 * least * total + least * least * longer
 
 
 def _check_length(name: str, value: float) -> None:

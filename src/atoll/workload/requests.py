@@ -50,6 +50,13 @@ class PrefixBlocks:
         """Return the block ids of one request."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
+    @classmethod
+    def begin(cls, firsts: Longs, counts: Longs, block_tokens: int) -> PrefixBlocks:
+        """Return beginnings of so many blocks a request, numbered on from the first."""
+        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+        return cls(offsets, np.repeat(firsts, counts) + within, block_tokens)
+
     def take(self, order: Longs) -> PrefixBlocks:
         """Return the blocks of the requests at these indices, in this order."""
         counts = np.diff(self.offsets)[order]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,11 +14,13 @@ from atoll.core.errors import InputError
 from atoll.core.rng import stream
 from atoll.workload.arrival_rates import RateClock, arrivals
 from atoll.workload.arrivals import Renewal
+from atoll.workload.lengths import PREFIX_BLOCK, SharedPrefix
 from atoll.workload.requests import (
     CHUNK,
     MAX_NAMES,
     TEXT,
     Ints,
+    PrefixBlocks,
     Requests,
     Small,
     Workload,
@@ -68,7 +71,7 @@ class Synthetic:
 
     It ends after `duration_s` seconds or `count` requests, whichever comes first; one of them must
     be given. Models are drawn by `shares`. With `items` every request that brings some is of the
-    class "image"; a `ClassMix` of lengths has classes of its own.
+    class "image"; a `ClassMix` of lengths has classes of its own. Prompts with the `prefix` begin alike.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Synthetic:
     shares: tuple[float, ...] = (1.0,)
     klass: str = TEXT
     items: MediaItems | None = None
+    prefix: SharedPrefix | None = None
     chunk: int = CHUNK
 
     def __post_init__(self) -> None:
@@ -111,6 +115,8 @@ class Synthetic:
         """Yield the requests in order of arrival; the same seed gives the same bits."""
         drawing = stream(seed, "workload", self.name, "lengths")
         choosing = stream(seed, "workload", self.name, "models")
+        beginning = stream(seed, "workload", self.name, "prefix")
+        first_block = (zlib.crc32(self.name.encode()) >> 1) << 32
         left = self.count
         size = self.clock.chunk(self.chunk)
         for times in arrivals(
@@ -141,8 +147,14 @@ class Synthetic:
             if self.items is not None:
                 items = self.items.draw(choosing, prompts)[cut]
                 klass, classes = (items > 0).astype(np.int16), (self.klass, IMAGE)
+            prefix = None
+            if self.prefix is not None:
+                has = beginning.random(size)[cut] < self.prefix.share
+                counts = np.where(has, self.prefix.blocks, 0)
+                firsts = np.full(len(times), first_block, np.int64)
+                prefix = PrefixBlocks.begin(firsts, counts, PREFIX_BLOCK)
             yield Requests(
-                times, model, klass, prompts[cut], answers[cut], self.models, classes, items
+                times, model, klass, prompts[cut], answers[cut], self.models, classes, items, prefix
             )
             if left == 0:
                 return

@@ -193,6 +193,7 @@ def node_commands(
     if not weights.names:
         raise InputError("requests have no name to ask for", field="names")
     engine = choose_engine(instance, weights)
+    engine.check_layout(engine_layout(instance), launch)
     weights = weights.for_engine(engine)
     if weights.quantization is not None:
         own = launch or EngineLaunch()

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ from atoll.plan.problem import (
     Limits,
     Offer,
     Phases,
+    Prefix,
     Problem,
     Service,
     Settings,
@@ -145,6 +147,7 @@ def _problem(
             named = settle_placed(settings["engines"], settings["engine"], field="settings.engines")
         settings |= {"engine": named, "engines": ()}
     _check_shares(document, offers, settings["engines"])
+    _check_forms(document, catalog, services, settings["engines"] or (settings["engine"],))
     limits = fleet.limits
     return Problem.parse(
         {
@@ -251,7 +254,8 @@ def _service(
         priority=entry.priority,
         only=only,
         avoid=avoid,
-        engine_limits=_engine_limits(document, here, entry.engine),
+        engine_limits=_engine_limits(document, here, entry.engine, model),
+        prefix=_prefix(document, here, entry, asked),
     )
     _check_context(document, here, entry.engine, service, model)
     if not any(service.allows(kind) for kind in node_types):
@@ -383,16 +387,85 @@ def _cache_in(
         return catalog.model(with_kv_dtype(model.name, None if dtype is None else str(dtype)))
 
 
+def _prefix(
+    document: FleetDocument, here: tuple[str, ...], entry: ServiceSpec, asked: Mapping[str, Any]
+) -> Prefix | None:
+    """Return what prompts of a service have in common."""
+    given = entry.prefix
+    if given is None:
+        return None
+    why = None
+    if "classes" in asked:
+        why = "executors of any-to-any models keep no beginnings of prompts"
+    elif document.content.cluster is not None:
+        why = "machines of a fixed cluster are planned without common beginnings of prompts"
+    elif given.tokens >= asked["lengths"].input_mean:
+        mean = f"{asked['lengths'].input_mean:,.0f}"
+        why = f"a beginning of {given.tokens:,} tokens is as long as the mean prompt of {mean}"
+    if why is not None:
+        raise document.error(why, *here, "prefix", hint="leave it out, or shorten it")
+    return Prefix(share=given.share, tokens=given.tokens)
+
+
 def _engine_limits(
-    document: FleetDocument, here: tuple[str, ...], entry: EngineSpec
+    document: FleetDocument, here: tuple[str, ...], entry: EngineSpec, model: ModelSpec
 ) -> EngineLimits:
     merged = _merge_engine(document, entry)
+    if entry.expert_parallel is None and not (model.has_llm and model.llm.moe):
+        # What is asked for all services holds for those that have experts.
+        merged.pop("expert_parallel", None)
     merged.pop("kv_cache_dtype", None)
     host = merged.pop("host", None)
     if isinstance(host, dict):
         merged["host"] = {f"{name}_s": seconds for name, seconds in host.items()}
-    with document.at(*here, "engine"):
+    guess = merged.get("speculative")
+    if isinstance(guess, dict) and isinstance(guess["acceptance"], float):
+        # Each guess is right with this chance, if those before it were.
+        count, chance = guess["num_speculative_tokens"], guess["acceptance"]
+        merged["speculative"] = {**guess, "acceptance": [chance**k for k in range(1, count + 1)]}
+    own = entry.speculative is not None or "speculative" not in merged
+    with document.at(*((*here, "engine") if own else ("settings", "engine_limits"))):
         return EngineLimits.parse(merged)
+
+
+_FORMS = {
+    "speculative": "speculative decoding",
+    "expert_parallel": "spreading experts over GPUs",
+}
+"""Settings of engines that some do not have, by what they are."""
+
+
+def _check_forms(
+    document: FleetDocument, catalog: Catalog, services: Iterable[Service], engines: Iterable[str]
+) -> None:
+    """Refuse what no engine, no executor or no model does, and unknown small models."""
+    for service, field in product(services, _FORMS):
+        limits = service.engine_limits
+        if not getattr(limits, field):
+            continue
+        where = next(
+            (
+                ("services", name, "engine", field)
+                for name, entry in document.content.services.items()
+                if getattr(entry.engine, field) is not None and service.name.startswith(name)
+            ),
+            ("settings", "engine_limits", field),
+        )
+        alone = EngineLimits.parse({field: getattr(limits, field), "scheduling": limits.scheduling})
+        reasons = [find_engine(name).refuses_launch(alone) for name in engines]
+        if service.is_graph:
+            reasons = [f"executors of any-to-any models run without {_FORMS[field]}"]
+        elif document.content.cluster is not None:
+            reasons = [f"machines of a fixed cluster are planned without {_FORMS[field]}"]
+        elif field == "expert_parallel" and catalog.model(service.model).llm.moe is None:
+            reasons = [f"{service.model} has no experts"]
+        if reasons and all(reasons):
+            text = "; ".join(dict.fromkeys(map(str, reasons)))
+            raise document.error(text, *where, hint="leave it out, or plan with vllm or sglang")
+        guess = limits.speculative
+        if field == "speculative" and guess is not None and guess.method == "draft_model":
+            with document.at(*where, "model"):
+                catalog.model(str(guess.model)).llm  # noqa: B018 - an unknown name is named here
 
 
 def _check_context(

@@ -41,7 +41,7 @@ from atoll.core.errors import InputError
 from atoll.core.files import YamlFile
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Duration, Rate
-from atoll.engines.limits import Scheduling
+from atoll.engines.limits import MAX_GUESSES, GuessMethod, Scheduling
 from atoll.perf.components.measured import Unit
 from atoll.plan.cluster import KV_FILL, NodeProfile
 from atoll.plan.files.choice_schema import GridSpec, ObjectiveField, VariantSpec
@@ -65,6 +65,7 @@ from atoll.plan.plan import Market
 from atoll.plan.problem import ATTAINMENT, Phases, Shortage
 from atoll.plan.robustness import DEMAND_CORRELATION, DEMAND_SD, SPOT_PRICE_SD
 from atoll.plan.survival import MAX_LOST
+from atoll.workload.lengths import PREFIX_BLOCK
 
 
 def _number_or_mapping(value: object) -> str:
@@ -123,6 +124,31 @@ class HostTimeSpec(Frozen):
     )
 
 
+class SpeculativeSpec(Frozen):
+    """Speculative decoding: who guesses tokens, how many, and how many of them are right."""
+
+    method: GuessMethod = Field(
+        description="Who guesses: ngram (the prompt itself), eagle or eagle3 (a head of one layer), mtp "
+        "(the model's own head) or draft_model (a small model).",
+    )
+    num_speculative_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_GUESSES)] = Field(
+        description="Tokens guessed ahead in each step."
+    )
+    acceptance: Annotated[
+        Annotated[Share, Tag("number")] | Annotated[list[Share], Tag("list")],
+        Discriminator(lambda value: "list" if isinstance(value, list) else "number"),
+    ] = Field(
+        description="Share of steps in which the first so many guesses were right, one for each position, as "
+        "vLLM logs it (Per-position acceptance rate); or one number, with which each guess is right if those "
+        "before it were."
+    )
+    model: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = Field(
+        default=None,
+        description="Of eagle and eagle3 the weights of the head, as hf://ORG/NAME; of draft_model a "
+        "model of the catalog.",
+    )
+
+
 class EngineSpec(Frozen):
     """How engines are started; what is left out is as the engine has it on the GPU in question."""
 
@@ -175,9 +201,31 @@ class EngineSpec(Frozen):
         description="Version of the engine, in quotes, which says how it schedules unless told; a recent "
         "one if left out.",
     )
+    speculative: SpeculativeSpec | None = Field(
+        default=None,
+        description="Speculative decoding, in the words of vLLM's --speculative-config, with the share of "
+        "guesses that are right; vLLM and SGLang on one node. None if left out.",
+    )
+    expert_parallel: StrictBool | None = Field(
+        default=None,
+        description="Whether the experts of a model are spread over all GPUs of a node, and copies of the "
+        "other layers share them (vLLM's --enable-expert-parallel, SGLang's --ep-size and "
+        "--enable-dp-attention).",
+    )
     host: HostTimeSpec | None = Field(
         default=None,
         description="Host time of a step as measured; the engine's assumed if left out.",
+    )
+
+
+class PrefixSpec(Frozen):
+    """Beginning that prompts of a service have in common, which engines compute once and keep."""
+
+    share: Annotated[Share, Field(gt=0)] = Field(
+        description="Share of the requests whose prompts begin so."
+    )
+    tokens: Annotated[int, Field(strict=True, ge=PREFIX_BLOCK)] = Field(
+        description="Its length in tokens, of the prompt's length; whole blocks of 16 are found."
     )
 
 
@@ -240,6 +288,11 @@ class ServiceSpec(Frozen):
         default="auto",
         description="Whether prefill and decode run on different instances (apart), on the same "
         "(together), or some of each, whichever is cheapest (auto).",
+    )
+    prefix: PrefixSpec | None = Field(
+        default=None,
+        description="Beginning that prompts have in common, such as a system prompt: "
+        "{share: 60%, tokens: 1000}. None if left out.",
     )
     headroom: Annotated[float, Field(strict=True, ge=1, le=100)] = Field(
         default=1.0, description="Plan for this many times the demand."

@@ -36,7 +36,7 @@ def check_engine(instance: Instance, problem: Problem, catalog: Catalog) -> Iter
             message = f"KV cache of {service.name} is handed over by {handing.title}"
             yield violation("engine", here, f"{message}, not by {engine.title}")
     try:
-        engine.check_layout(engine_layout(instance))
+        engine.check_layout(engine_layout(instance), service.engine_limits)
     except InputError as error:
         yield violation("engine", here, error.message)
     spec = catalog.model(service.model).llm

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from atoll.core.ids import Phase
-from atoll.perf.capacity import CapacityModel, copy_node
+from atoll.perf.capacity import CapacityModel, copy_of
 from atoll.perf.constants import default_constants
 from atoll.perf.memory_model import position_of
 from atoll.perf.mixed_capacity import MixedCapacityModel
@@ -137,9 +137,8 @@ class ScenarioLoads:
         if not loads:
             return 0.0
         source = node_source(catalog, node.kind, region=instance.region, machine=node.node_type)
-        copy = copy_node(source.node, node.tp)
+        copy, engine = copy_of(source.node, node.tp, problem.engine_of(service))
         link = source.link.share(node.tp, source.node.count)
-        engine = problem.engine_of(service)
         step = analytic(spec, copy, tp=copy.count, engine=engine, constants=table)
         stages = [instance.stages]
         if len(loads) == 1:

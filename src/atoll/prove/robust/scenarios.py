@@ -133,6 +133,9 @@ def _constants(
         catalog.gpu(gpu) for gpu in sorted({parse_node_type(k).whole_gpu for k in problem.kinds})
     ]
     specs = [catalog.model(service.model).llm for service in problem.services]
-    table = ground_constants(table, specs, gpus)
+    limits = [service.engine_limits for service in problem.services]
+    guessed = any(each.speculative for each in limits)
+    spread = any(each.expert_parallel for each in limits)
+    table = ground_constants(table, specs, gpus, guessed=guessed, spread=spread)
     luck = stream(problem.settings.seed, "robust", name, "constants")
     return tuple(sample_constants(table, luck, gpus) for _ in range(draws))

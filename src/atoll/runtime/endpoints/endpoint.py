@@ -111,7 +111,7 @@ def server_endpoint(
     Engines on CPU cores get theirs; others take the GPUs they are shown.
     """
     layout = engine_layout(instance)
-    engine.check_layout(layout)
+    engine.check_layout(layout, served.launch)
     given = share or MachineShare()
     threads = given.threads(instance.id) if engine.on_cores else None
     if engine.weights == "gguf" and served.source.startswith("hf://"):

@@ -80,6 +80,8 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
         engine = find_engine(name)
         if apart and (connector is None or engine.connector != connector):
             continue
+        if engine.refuses_launch(service.engine_limits) is not None:
+            continue
         whole = engine.max_node_copies == 1
         own = tuple(
             c
@@ -89,7 +91,9 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
         )
         if not own:
             continue
-        pipelines = engine.pipelines_in(role.phase)
+        guessing = service.engine_limits.speculative is not None
+        # No engine guesses tokens ahead in a pipeline.
+        pipelines = "none" if guessing else engine.pipelines_in(role.phase)
         if pipelines == "free":
             searches.append(EngineSearch(name, own, tp="all" if whole else None))
             continue
