@@ -75,7 +75,7 @@ def solve(start: Array, off: Array, slopes: Array, weights: Array) -> Array:
         trust = 1.0 / np.sqrt(1.0 + (left / scale / _ROBUST) ** 2)
         normal = a.T @ (a * trust[:, None]) + np.diag(_STIFFNESS)
         pull = a.T @ (trust * (e - a @ start)) - _STIFFNESS * place(UNFITTED)
-        x = -np.linalg.solve(normal, pull)
+        x = np.asarray(-np.linalg.solve(normal, pull), dtype=np.float64)
     return x
 
 
@@ -94,7 +94,7 @@ def main() -> None:
         moved = start.copy()
         moved[at] += move
         slopes[:, :, at] = (errors(rows, constants_at(moved), catalog) - off) / move
-    known = ~np.isnan(slopes).any(axis=(1, 2))
+    known = np.asarray(~np.isnan(slopes).any(axis=(1, 2)), dtype=np.bool_)
     series = np.array([", ".join(row.series) for row in rows])
     counts = Counter(series[known])
     weights = np.array([counts[name] ** -0.5 if counts[name] else 0.0 for name in series])

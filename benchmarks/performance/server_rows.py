@@ -5,11 +5,11 @@ SGLang and TensorRT-LLM on H100, H200, B200, B300 and GB200 that public benchmar
 and 2026. How those of the public benchmark were started is in its scripts (`limits_of`). Left out are rows
 that are no one server of one tensor-parallel group (phases apart; attention in copies and experts spread over
 GPUs unless `spread` rows are asked for), models that the catalog does not have, images that are known to
-guess tokens ahead (`GUESSING`), and loads of one server that were measured twice and are far apart (`_APART`):
-the file does not say which of them guesses, as SGLang 0.5.9 does by a second script. By what was measured,
-and not by what is predicted, are left out series that did not compute all of their prompts (`_MAX_PEAK`) and
-rows whose first tokens waited for something else than prompts (`_WAIT_S`, `_WAIT_TIMES`): room, a client that
-fell behind, or compiling.
+guess tokens ahead (`GUESSING`), and loads of one server that were measured twice and are far apart
+(`_APART`): the file does not say which of them guesses, as SGLang 0.5.9 does by a second script. By what was
+measured, and not by what is predicted, are left out series that did not compute all of their prompts
+(`_MAX_PEAK`) and rows whose first tokens waited for something else than prompts (`_WAIT_S`, `_WAIT_TIMES`):
+room, a client that fell behind, or compiling.
 """
 
 from __future__ import annotations
@@ -176,14 +176,15 @@ def _leave_out(rows: list[ServerRow], catalog: Catalog) -> list[ServerRow]:
     cached, waited = set(), set()
     for row in rows:
         gpu, spec = catalog.gpu(row.gpu), catalog.model(row.model).llm
+        gpus = row.tp * row.ranks
         # A sequence computes its output matrix for answers only.
         flops = 2.0 * (spec.active_params - spec.head_params - spec.embedding_params)
         narrow = {"fp8": gpu.fp8_flops, "nvfp4": gpu.fp4_flops}.get(row.dtype)
         request_s = 1e-3 * (row.ttft_ms + (row.output_tokens - 1) * row.tpot_ms)
         tokens = row.clients * (row.input_tokens + row.output_tokens)
-        if flops * tokens / request_s > _MAX_PEAK * row.tp * (narrow or gpu.fp16_flops):
+        if flops * tokens / request_s > _MAX_PEAK * gpus * (narrow or gpu.fp16_flops):
             cached.add(row.series)
-        prompts_s = row.clients * row.input_tokens * flops / (row.tp * gpu.fp16_flops)
+        prompts_s = row.clients * row.input_tokens * flops / (gpus * gpu.fp16_flops)
         if row.ttft_ms > 1e3 * max(_WAIT_S, _WAIT_TIMES * prompts_s):
             waited.add(row)
     return [row for row in rows if row.series not in cached and row not in waited]
@@ -191,7 +192,7 @@ def _leave_out(rows: list[ServerRow], catalog: Catalog) -> list[ServerRow]:
 
 def _read(entry: dict[str, str], *, spread: bool = False) -> Iterator[ServerRow]:
     def number(key: str) -> int:
-        return int(float(entry[key] or 1))
+        return int(float(entry.get(key) or 1))
 
     version = entry["backend_version"]
     ranks, tp = max(1, number("attention_dp_size")), number("tp_size")

@@ -149,7 +149,11 @@ def main() -> None:
         Figure("spread_tpot_median", middle([abs(tpot_error(one)) for one in apart])),
         Figure("spread_ttft_median", middle([abs(ttft_error(one)) for one in apart])),
     ]
-    finish([*figures(left_out, "left_out"), *figures(compared), *of_spread], rows=len(compared), spread_rows=len(apart))
+    finish(
+        [*figures(left_out, "left_out"), *figures(compared), *of_spread],
+        rows=len(compared),
+        spread_rows=len(apart),
+    )
 
 
 if __name__ == "__main__":

@@ -90,5 +90,6 @@ def test_a_series_is_predicted_with_constants_fitted_without_it() -> None:
     catalog = Catalog.default()
     slow, fast = (simulate_row(ROW, catalog, served=some) for some in (own, shipped))
     assert slow is not None
+    assert fast is not None
     assert fast == simulate_row(ROW, catalog)
     assert slow.tpot_ms > 1.2 * fast.tpot_ms

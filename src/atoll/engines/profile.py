@@ -35,9 +35,10 @@ SGLANG_HOST_TIME: Mapping[Scheduling, HostTime] = {
 }
 """That of SGLang: what a sequence adds to a step is not hidden. Fitted on measured servers (0.5.1 to 0.5.10,
 tools/fit_servers.py); with 512 sequences on eight GPUs steps took 12 ms longer than their kernels."""
-SERVER_REQUEST_S = 10e-3
-"""What a request waits for beside steps: HTTP, tokens, messages between processes. About what vLLM 0.22 took
-on an H200 (`benchmarks.gpu_promise`); an assumption for SGLang."""
+SERVER_REQUEST_S = 6.5e-3
+"""What a request waits for beside steps: HTTP, messages between processes. About what vLLM 0.22 took on an
+H200 (`benchmarks.gpu_promise`): 10 ms, of which tokens of its prompts, 1,155 in the mean, are counted apart
+(`SERVER_TOKENIZE_S`). An assumption for SGLang."""
 SERVER_STREAM_S = 0.15e-3
 """What each sequence that runs adds to that. Times to the first token on that H200 grew by 0.115 ms a running
 sequence outside of vLLM (gateway and client) and by 0.05 ms in its front, over fourteen runs with 5 to 125 of

@@ -138,7 +138,8 @@ def test_mixes_at_prices_a_little_off_fit_together_where_those_of_the_best_price
     mixes = _converged(model, standing)
     assert mixes is not None
     mixes.choose(200)
-    assert standing.solution is None
+    before = standing.solution
+    assert before is None
     mixes.vary(200)
     assert standing.solution is not None
     assert optimum(case) - 1e-6 <= standing.objective <= 1.1 * optimum(case)
