@@ -12,7 +12,7 @@ from atoll.catalog import Catalog
 from atoll.core.errors import UnknownNameError
 from atoll.core.ids import Phase
 from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime
-from atoll.engines.profile import EAGER_LATENT_S, EngineProfile
+from atoll.engines.profile import EAGER_LATENT_S, SERVER_REQUEST_S, EngineProfile
 from atoll.engines.table import ENGINES, EngineChoice, is_asked_in_turn, profile_engine
 
 PLANNED = sorted(name for name, engine in ENGINES.items() if engine.defaults is not None)
@@ -80,7 +80,7 @@ def test_only_servers_prepare_steps_and_take_time_beside_them(name: str) -> None
     for scheduling in ("async", "sync"):
         profile = profile_engine(name, limits=EngineLimits(scheduling=scheduling))
         assert profile.schedules_ahead == (server and scheduling == "async")
-        assert profile.request_s == (0.01 if server else 0.0)
+        assert profile.request_s == (SERVER_REQUEST_S if server else 0.0)
 
 
 def test_who_decodes_is_asked_after_prefill_by_vllm_and_beside_it_by_sglang() -> None:
@@ -139,7 +139,7 @@ def test_what_is_set_counts_and_the_rest_is_the_engines() -> None:
         launch=own.launch,
         fuses_all_reduce=True,
         schedules_ahead=True,
-        request_s=0.01,
+        request_s=SERVER_REQUEST_S,
         stream_s=0.15e-3,
         tokenize_s=3e-6,
         admits_by_prompts=True,
