@@ -3,7 +3,9 @@
 Three services with the rhythm of the Azure weeks, chance and bursts; spot prices that move, machines that
 fail and are taken back. All contenders meet the same world (`control.virtual`): the same requests, prices and
 laws of chance. What templates carry, and what requests keep by load, comes from the event simulator before.
-Also: dollars per day of each, the fluid model against the event simulator, and GH/AGH's table 4.
+Also: dollars per day of each, the fluid model against the event simulator, GH/AGH's table 4, six days that
+are hard to operate (`hard_days`), and what 40 services take. Starts are told as a share of those before they
+had a price.
 """
 
 from __future__ import annotations
@@ -25,11 +27,24 @@ from atoll.control.virtual.operator_comparison import CONTENDERS, make_operator
 from atoll.control.virtual.virtual_demand import DAY_MINUTES, draw_demand
 from atoll.control.virtual.virtual_run import OperationResult, VirtualSetting, operate
 from atoll.prove.sized_templates import size_for_share
+from benchmarks.operating.hard_days import make_days, multiply
 from benchmarks.report import ROOT, Figure, finish, options
 from research.operating.demand_walk import SIGMAS, compare_walk
 from research.operating.exact_windows import WatchedOperator, check_windows, flow_rates
 
 SEED = 1
+STARTS_BEFORE = {2.0: 449, 7.0: 1426}
+"""Starts of Atoll in so many days of the week before starts had a price (2026-11-18, seed 1)."""
+DAY_STARTS_BEFORE = {
+    "flash crowd": 31,
+    "twice the history": 52,
+    "region outage": 57,
+    "dear spot": 30,
+    "slow starts": 32,
+    "dear spot, slow starts": 31,
+}
+"""The same of the hard days."""
+MANY = 40
 HISTORY_DAYS = 14.0
 FLEET = """
 services:
@@ -164,6 +179,44 @@ def check_run(setting: VirtualSetting, fleet: CalibratedFleet, number: int) -> f
     return sum(apart) / max(1, len(apart))
 
 
+def run_hard_days(fleet: CalibratedFleet) -> list[Figure]:
+    """Print the hard days; return the worst of them."""
+    print(
+        "\n  hard days: $ over oracle's and reactive's, points kept over reactive's, starts (before)"
+    )
+    costs, kept, starts, below_s = [], [], 0, 0.0
+    for name, setting in make_days(fleet, SEED):
+        atoll, reactive = (
+            operate(setting, make_operator(one, setting, fleet)) for one in ("atoll", "reactive")
+        )
+        oracle = find_oracle(setting, fleet.planner)
+        costs.append(atoll.usd / oracle.usd)
+        kept.append(100.0 * (atoll.kept_share - reactive.kept_share))
+        starts += atoll.events["starts"]
+        below_s += atoll.below_demand_s
+        print(
+            f"  {name:24s} {costs[-1]:6.3f} {atoll.usd / reactive.usd:6.3f} {kept[-1]:+6.2f} "
+            f"{atoll.events['starts']:4d} ({DAY_STARTS_BEFORE[name]})"
+        )
+        sys.stdout.flush()
+    before = sum(DAY_STARTS_BEFORE.values())
+    return [
+        Figure("days_cost_vs_oracle", max(costs), 1.10, "the dearest of six days"),
+        Figure("days_kept_minus_reactive", min(kept), -0.5, "points, the worst", at_least=True),
+        Figure("days_starts_vs_before", starts / before, 0.5, "all six"),
+        Figure("days_below_demand_s", below_s),
+    ]
+
+
+def measure_many(fleet: CalibratedFleet, days: float) -> float:
+    """Return CPU-seconds for a virtual day of many services."""
+    many = multiply(fleet, MANY)
+    setting = make_setting(many, days)
+    began = time.process_time()
+    operate(setting, make_operator("atoll", setting, many))
+    return (time.process_time() - began) / days
+
+
 def try_targets(setting: VirtualSetting, fleet: CalibratedFleet, atoll_usd: float) -> None:
     """Print the autoscaler with other targets of utilisation."""
     print("\n  the autoscaler at other targets: cost, kept, points above target, atoll over it")
@@ -218,6 +271,8 @@ def main() -> None:
     exact = check_run(setting, fleet, 3 if arguments.quick else 8)
     if not arguments.quick:
         try_targets(setting, fleet, atoll.usd)
+    hard = run_hard_days(fleet)
+    many_cpu_s = measure_many(fleet, 0.1 if arguments.quick else 1.0)
     rolling = walk(fleet, 2 if arguments.quick else 10)
     large = measure_large()
     usd = {name: result.usd for name, (result, _) in found.items()}
@@ -232,7 +287,17 @@ def main() -> None:
                 atoll.points_above_target,
                 note=f"bar: >= -1 point; {'met' if atoll.points_above_target >= -1 else 'MISSED'}",
             ),
+            Figure(
+                "kept_minus_reactive",
+                100.0 * (atoll.kept_share - found["reactive"][0].kept_share),
+                -0.5,
+                "points",
+                at_least=True,
+            ),
+            Figure("starts_vs_before", atoll.events["starts"] / STARTS_BEFORE[days], 0.5),
             Figure("below_demand_s", atoll.below_demand_s, 0.0),
+            *hard,
+            Figure("cpu_s_per_day_40", many_cpu_s, 60.0, f"{MANY} services"),
             Figure(
                 "virtual_days_per_cpu_s",
                 days / atoll_cpu_s,

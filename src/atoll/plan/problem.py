@@ -114,13 +114,21 @@ class Prefix(Frozen):
         return SharedPrefix(self.share, self.tokens)
 
 
+class Reserve(Frozen):
+    """What an operated service has to spare for bursts: a share of what is asked, a forecast's quantile."""
+
+    share: Share | None = None
+    quantile: float | None = Field(default=None, gt=0, lt=1)
+
+
 class Service(Frozen):
     """A model to be served, what is promised, and how much is asked of it.
 
     `ttft_s` and `tpot_s` are promised seconds to the first token and per further token; `rate_per_s`
     is requests per second. `attainment` is the share of requests that must keep both promises, when they
     arrive at random: gaps between them have a standard deviation of `burstiness` times their mean (1 is
-    Poisson). Capacity is planned for `headroom` times the demand. `phases` says whether
+    Poisson). Capacity is planned for `headroom` times the demand, and while the fleet is operated for a
+    `reserve` beyond what is asked then. `phases` says whether
     prefill and decode run apart, together, or some of each, whichever is cheapest ("auto"). `only` and
     `avoid` hold kinds of nodes ("L40S:2") or GPU types ("L40S", any size); an empty `only` allows all.
     `engine_limits` are what its engines are started with; the number format of the KV cache is part of the
@@ -158,13 +166,14 @@ class Service(Frozen):
     text_classes: tuple[RequestClass, ...] = ()
     length_deciles: bool = False
     prefix: Prefix | None = None
+    reserve: Reserve | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
         later: dict[str, object] = {"attainment": ATTAINMENT, "burstiness": 1.0}
-        blank = ("classes", "paths", "rates", "text_classes", "length_deciles", "prefix")
+        blank = ("classes", "paths", "rates", "text_classes", "length_deciles", "prefix", "reserve")
         later |= {name: fields[name] for name in blank if not fields[name]}
         if self.engine_limits.given:
             fields["engine_limits"] = self.engine_limits.model_dump(exclude_none=True)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from atoll.plan.choice import Choice, Variant
-from atoll.plan.problem import Lengths, Service
+from atoll.plan.problem import Lengths, Reserve, Service
 from atoll.workload.classes import RequestClass
 
 MAX_SHARERS = 4
@@ -117,8 +117,20 @@ def merge_services(name: str, sharers: Mapping[str, Service]) -> Service:
             "headroom": max(s.headroom for s in services),
             "burstiness": max(s.burstiness for s in services),
             "priority": max(s.priority for s in services),
+            "reserve": _reserve_of(services),
             "text_classes": _classes_of(sharers),
         }
+    )
+
+
+def _reserve_of(services: Sequence[Service]) -> Reserve | None:
+    """Return the strictest reserve of all sharers, None where none states any."""
+    stated = [service.reserve for service in services if service.reserve is not None]
+    if not stated:
+        return None
+    return Reserve(
+        share=max((one.share for one in stated if one.share is not None), default=None),
+        quantile=max((one.quantile for one in stated if one.quantile is not None), default=None),
     )
 
 

@@ -15,6 +15,7 @@ from atoll.control.decision.control_view import (
     recall,
 )
 from atoll.control.decision.decide import DrainInstance, ReweightRoutes, StartInstance, StopInstance
+from atoll.control.decision.outlook import Outlook
 from atoll.control.decision.path import CapacityDip
 from atoll.control.decision.plan_judge import judge
 from atoll.core.errors import InfeasibleError
@@ -246,7 +247,8 @@ def test_what_need_not_survive_a_loss_keeps_no_plan_from_being_taken() -> None:
         made = plan_greedily(given)
         (mail,) = [one for one in made.instances if one.service == "mail"]
         spare = mail.model_copy(update={"id": "mail-both-9"})
-        return judge(given, made, (*made.instances, spare), POLICY, lambda: 0.0).adopt
+        outlook = Outlook(0.0, {}, {}, POLICY)
+        return judge(given, made, (*made.instances, spare), outlook, lambda: 0.0).adopt
 
     assert taken("chat")
     assert not taken("mail")

@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 def test_a_world_that_holds_still_costs_what_the_plan_does() -> None:
     given = setting(machines=CALM, demand=still(), moving=False)
     # So sure of what comes that no more than that is planned for.
-    sure = ControlPolicy(quantile=0.02)
+    sure = ControlPolicy(quantile=0.02, down_quantile=0.02)
     operator = AtollOperator(given.problem, planner(), sure)
     result = operate(given, operator)
     assert operator.memory.plan is not None

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atoll.control.virtual.market import MarketSeries, hold_market, read_market
+from atoll.control.virtual.market import (
+    MarketSeries,
+    RegionOutage,
+    hold_market,
+    lose_region,
+    read_market,
+)
 from atoll.control.virtual.world import VirtualWorld, WorldSettings
 from tests.control.virtual.toys import CALM
 from tests.control.world import EAST, instance, offer
@@ -54,6 +61,24 @@ def test_prices_of_the_moment_are_paid(tmp_path: Path) -> None:
     world.start(instance("b"))
     advance(world, 3600.0)
     assert world.usd == pytest.approx(0.5 * 0.6 + 0.5 * 1.2 + 1.8)
+
+
+def test_a_region_that_is_out_loses_all_and_has_nothing_on_offer() -> None:
+    outage = RegionOutage(EAST, 1000.0, 2000.0)
+    out = lose_region(hold_market(OFFERS), outage)
+    world = VirtualWorld(out, replace(CALM, outages=(outage,)))
+    world.start(instance("a"))
+    world.start(instance("b", market="spot"))
+    assert world.advance(3000.0, lambda _: None)  # somebody should look now
+    assert world.elapsed_s == 1000.0
+    advance(world, 1001.0)
+    assert set(states(world).values()) == {"gone"}
+    assert world.counts.failures == 2
+    assert {one.available for one in world.offers if one.region == EAST} == {0}
+    world.start(instance("c"))
+    assert states(world)["c"] == "failed"
+    advance(world, 2000.0)
+    assert world.offers == hold_market(OFFERS).at(0.0)
 
 
 def test_what_a_market_has_no_more_is_taken_back_after_a_notice(tmp_path: Path) -> None:

@@ -211,6 +211,32 @@ def test_every_field_of_a_model() -> None:
     assert moments.input_tail == 800.0
 
 
+@pytest.mark.parametrize(
+    ("written", "share", "quantile"),
+    [
+        ("10%", 0.1, None),
+        (0.25, 0.25, None),
+        ({"quantile": "95%"}, None, 0.95),
+        ({"share": "10%", "quantile": 0.9}, 0.1, 0.9),
+    ],
+)
+def test_a_reserve_is_a_share_or_a_quantile(
+    written: object, share: float | None, quantile: float | None
+) -> None:
+    (own,) = parse_fleet(chat(reserve=written)).services
+    assert own.reserve is not None
+    assert (own.reserve.share, own.reserve.quantile) == (share, quantile)
+    (plain,) = parse_fleet(chat()).services
+    assert plain.reserve is None
+    # Fleets without one keep their hash.
+    assert "reserve" not in plain.model_dump()
+
+
+def test_a_reserve_beyond_its_range_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="reserve"):
+        parse_fleet(chat(reserve={"quantile": "100%"}))
+
+
 def test_a_cloud_in_every_way() -> None:
     text = cloud(
         regions=["aws/us-east-2", "gcp"],

@@ -15,7 +15,7 @@ from pydantic import Field
 from atoll.core.frozen import Frozen
 from atoll.deploy.target import InstanceStatus
 from atoll.plan.plan import Instance, NotNegative, OfferKey, Plan, Route, Share
-from atoll.plan.problem import Lengths, Offer, Positive, Problem
+from atoll.plan.problem import Lengths, Offer, Positive, Problem, Service
 from atoll.plan.startup import StartupTimes
 
 DAY_S = 86_400.0
@@ -136,14 +136,15 @@ class ForecastState:
 
     `errors` are logarithms of what came over what was predicted, the latest last. `recent` are the latest
     demands (time, requests/s) that were planned for or could have been: capacity goes down only to the
-    highest of them. `boost` is by how much more is planned because promises were broken, raised last at
-    `boosted_s`.
+    highest of them. `planned_per_s` is the rate planned for last. `boost` is by how much more is planned
+    because promises were broken, raised last at `boosted_s`.
     """
 
     service: str
     errors: tuple[float, ...] = ()
     pending: tuple[PendingForecast, ...] = ()
     recent: tuple[tuple[float, float], ...] = ()
+    planned_per_s: float = 0.0
     boost: float = 1.0
     boosted_s: float | None = None
 
@@ -217,6 +218,16 @@ class ControlPolicy(Frozen):
     quantile: float = Field(
         default=0.8, gt=0, lt=1, description="The quantile of the forecast that is planned for."
     )
+    down_quantile: float = Field(
+        default=0.93,
+        gt=0,
+        lt=1,
+        description="The quantile of the forecast that what stays must carry for a saving to last.",
+    )
+    reserve: NotNegative = Field(
+        default=0.0,
+        description="At least this share more than is asked now is planned for, for bursts.",
+    )
     min_share: Share = Field(
         default=0.02, description="Share of a service's written rate that is always planned for."
     )
@@ -227,7 +238,7 @@ class ControlPolicy(Frozen):
         default=0.3, description="Plan at once where demand is this share below the plan's."
     )
     slack: Share = Field(
-        default=0.03, description="Plan at once where a lane carries this share too little."
+        default=0.07, description="Plan at once where a lane carries this share too little."
     )
     down_after_s: NotNegative = Field(
         default=300.0, description="Capacity follows demand down this much later."
@@ -242,8 +253,16 @@ class ControlPolicy(Frozen):
         default=120.0, description="Time between two plans made for the same reason."
     )
     payback_s: Positive = Field(
-        default=3600.0,
-        description="A change that is not needed must pay for itself within this time.",
+        default=10800.0,
+        description="A change that is not needed must pay for itself within this time, or sooner where what "
+        "it saves is expected to last less long.",
+    )
+    cold_s: NotNegative = Field(
+        default=900.0,
+        description="What a cold cache costs: so many seconds of the rent of an instance that starts.",
+    )
+    start_risk: Share = Field(
+        default=0.05, description="Chance that a start is in vain, by which it costs more."
     )
     margin: NotNegative = Field(
         default=0.25, description="It must save this share more than it costs in that time."
@@ -279,6 +298,23 @@ class ControlPolicy(Frozen):
     def for_problem(cls, problem: Problem, **own: float) -> ControlPolicy:
         """Return a policy for a fleet: a start may take a quarter more than its instances are known to."""
         return cls.parse({"startup_s": 1.25 * StartupTimes(problem).longest_s, **own})
+
+    def of(self, service: Service) -> ControlPolicy:
+        """Return the policy for a service: with the reserve that its fleet file states, if it does."""
+        stated = service.reserve
+        if stated is None:
+            return self
+        update: dict[str, float] = {}
+        if stated.share is not None:
+            update["reserve"] = stated.share
+        if stated.quantile is not None:
+            update["quantile"] = stated.quantile
+        return self.model_copy(update=update)
+
+    @property
+    def start_rent_s(self) -> float:
+        """What a start costs: seconds of the rent of the instance."""
+        return (1.0 + self.start_risk) * self.startup_s + self.cold_s
 
     @property
     def horizon_s(self) -> float:

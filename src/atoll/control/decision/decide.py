@@ -30,7 +30,7 @@ from atoll.control.decision.control_view import (
     View,
     adopt_running,
 )
-from atoll.control.decision.forecast import forecast
+from atoll.control.decision.forecast import forecast, least_rate
 from atoll.control.decision.instance_names import hash_place, name_instances
 from atoll.control.decision.lane_capacity import (
     CarriedLoad,
@@ -41,6 +41,7 @@ from atoll.control.decision.lane_capacity import (
 from atoll.control.decision.machine_pool import MachinePool, move_slots
 from atoll.control.decision.path import CapacityDip, PathQuestion, PathStep, foresee, next_steps
 from atoll.control.decision.plan_judge import Verdict, judge
+from atoll.control.decision.plan_parts import judge_parts
 from atoll.control.decision.restate import restate_supply
 from atoll.control.decision.route_weights import spread_routes
 from atoll.control.decision.situation import Situation, look_around
@@ -53,6 +54,10 @@ from atoll.plan.problem import Problem
 
 MakePlan = Callable[[Problem], Plan]
 """A planner: from a problem to a plan; it may raise an `AtollError`."""
+
+
+PROMISES_SEEN_S = 300.0
+"""Kept and broken promises are those of about the last five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +174,12 @@ def _forecast_all(
 ) -> tuple[dict[str, float], tuple[ForecastState, ...]]:
     """Return the requests/s to plan for of services whose traffic is seen, and what was learned."""
     states = {state.service: state for state in memory.forecasts}
+    policies = {service.name: policy.of(service) for service in view.problem.services}
     rates: dict[str, float] = {}
     for traffic in view.traffic:
         state = states.get(traffic.service, ForecastState(traffic.service))
         rates[traffic.service], states[traffic.service] = forecast(
-            traffic, state, view.time_s, policy
+            traffic, state, view.time_s, policies.get(traffic.service, policy)
         )
     return rates, tuple(states[name] for name in sorted(states))
 
@@ -194,7 +200,7 @@ def _catch_up(situation: Situation) -> dict[str, float]:
         if service is None or service.rate_per_s <= 0.0:
             continue
         # Lanes grow with the rate: this share of each lane's planned demand is asked now.
-        share = seen.five_minutes.rate_per_s / service.rate_per_s
+        share = least_rate(seen.five_minutes.rate_per_s) / service.rate_per_s
         lanes = carried.of_service(seen.service)
         if any(is_short(carries, share * planned[lane]) for lane, carries in lanes.items()):
             rate = max((1.0 + policy.band_up) * seen.five_minutes.rate_per_s, _lead(seen, policy))
@@ -207,7 +213,7 @@ def _lead(seen: TrafficSeen, policy: ControlPolicy) -> float:
     """Return where a rising rate will be after a start-up, if it goes on; half more than now at most."""
     five, minute = seen.five_minutes.rate_per_s, seen.minute.rate_per_s
     # The middles of both windows are two minutes apart, and that of the last minute half a minute ago.
-    slope = (minute - five) / 120.0
+    slope = max(0.0, least_rate(minute, 60.0) - five) / 120.0
     return min(1.5 * five, minute + slope * (policy.startup_s + 30.0))
 
 
@@ -232,6 +238,12 @@ def _boost(situation: Situation, memory: Memory) -> Memory:
     ready = {seen.id for seen in view.instances if seen.status.state == "ready"}
     # Where not all of the plan serves yet, a broken promise says nothing about the plan.
     waiting = {one.service for one in situation.wanted if one.id not in ready}
+    # Nor does one that was broken before the latest of it served.
+    waiting |= {
+        seen.instance.service
+        for seen in view.instances
+        if seen.status.state == "ready" and view.time_s - seen.status.since_s < PROMISES_SEEN_S
+    }
     seen: dict[str, list[PromiseSeen]] = {}
     for one in view.promises:
         if one.requests >= policy.enough_requests:
@@ -279,15 +291,33 @@ def _plan_anew(
     taken = (*(seen.id for seen in view.instances), *(one.id for one in situation.wanted))
     named = name_instances(answer, running, view.time_s, taken, situation.awaited())
     named = move_slots(named, situation.holding(), situation.problem.offers)
+    parts = None
+    if situation.in_force is not None and answer.status != "infeasible":
+        parts = judge_parts(
+            situation.problem,
+            named,
+            situation.in_force,
+            situation.living(),
+            situation.outlook,
+            lambda plan: _worst_of(_foresee_later(situation, plan)()),
+        )
+    if parts is not None:
+        named = parts[0]
     foreseen = _foresee_later(situation, named)
     unchanged = bool(named.instances) and {one.id for one in named.instances} == {
         one.id for one in situation.wanted
     }
-    if unchanged:
+    if parts is not None:
+        verdict = parts[1]
+    elif unchanged:
         verdict = Verdict(True, "the plan in force is still the best")
     else:
         verdict = judge(
-            situation.problem, named, situation.living(), policy, lambda: _worst_of(foreseen())
+            situation.problem,
+            named,
+            situation.living(),
+            situation.outlook,
+            lambda: _worst_of(foreseen()),
         )
     # Nothing counts as planned for, so that the same reasons lead to another try.
     if answer.status == "infeasible":

@@ -146,10 +146,15 @@ def blend_level(
 def measure_level(traffic: TrafficSeen, time_s: float) -> float:
     """Return the rate now: blended, or that of the last minute where it is more by more than chance."""
     calm, latest = traffic.five_minutes.rate_per_s, traffic.minute.rate_per_s
-    # Three standard deviations of counting a minute's requests: less may be chance.
-    if latest > calm + 3.0 * math.sqrt(max(calm, MIN_RATE) / 60.0):
+    # Four standard deviations of counting a minute's requests: three are seen by chance every day.
+    if latest > calm + 4.0 * math.sqrt(max(calm, MIN_RATE) / 60.0):
         return latest
     return blend_level(calm, traffic.hour.rate_per_s, traffic.profile, traffic.period_s, time_s)
+
+
+def least_rate(rate_per_s: float, counted_s: float = 300.0) -> float:
+    """Return a rate that was counted for a while less one standard error: more of it may be chance."""
+    return max(0.0, rate_per_s - math.sqrt(max(0.0, rate_per_s) / counted_s))
 
 
 def find_spread(errors: Sequence[float], quantile: float, level: float) -> float:
@@ -180,7 +185,9 @@ def forecast(
 ) -> tuple[float, ForecastState]:
     """Return the rate to plan for in requests/s, and the state with what came of earlier forecasts.
 
-    The rate is the highest demand of the last `down_after_s`: capacity goes up at once and down late.
+    The rate is the highest demand of the last `down_after_s`, with the policy's reserve beyond what is asked
+    now. It goes down only where demand is hardly expected to come back to it: to the `down_quantile`, which
+    is also what is planned for first.
     """
     level = measure_level(traffic, time_s)
     peak = predict_peak(level, traffic.profile, traffic.period_s, time_s, policy.horizon_s)
@@ -189,16 +196,20 @@ def forecast(
     if not pending or time_s - pending[-1].made_s >= policy.horizon_s / MAX_OPEN_FORECASTS:
         pending = (*pending, PendingForecast(time_s, time_s + policy.horizon_s, peak, level))
     demand = peak * math.exp(find_spread(errors, policy.quantile, level))
-    # What is asked now is there, whatever is usual.
-    demand = max(demand, traffic.five_minutes.rate_per_s)
+    # What is asked now is there, whatever is usual; bursts come on top of it.
+    demand = max(demand, (1.0 + policy.reserve) * least_rate(traffic.five_minutes.rate_per_s))
     if not state.recent:  # just started: what came earlier this hour counts too
         demand = max(demand, traffic.hour.rate_per_s)
     after_s = time_s - policy.down_after_s
     # Falling rates only: one that a later one exceeds will never be the highest again.
     recent = tuple((at, rate) for at, rate in state.recent if after_s <= at and rate > demand)
     recent = (*recent, (time_s, demand))
-    learned = replace(state, errors=errors, pending=pending, recent=recent)
-    return recent[0][1], learned
+    # What was planned for goes down only where demand is hardly expected to come back to it.
+    held = peak * math.exp(find_spread(errors, max(policy.down_quantile, policy.quantile), level))
+    first = state.planned_per_s <= 0.0
+    planned = max(recent[0][1], held if first else min(state.planned_per_s, held))
+    learned = replace(state, errors=errors, pending=pending, recent=recent, planned_per_s=planned)
+    return planned, learned
 
 
 def _settle(

@@ -1,26 +1,30 @@
 """Whether a new plan takes the place of the one in force.
 
-Needed changes are made at once: more of the demand is served, now or (`limits.survive`) after any loss
+Needed changes are made at once: more of what is asked is served, now or (`limits.survive`) after any loss
 that is to be survived, or what stands exceeds the fleet's limits or is where its service may not stand. All
-others must pay for themselves, and must not leave a lane short on the way. A plan that serves less than what
+others must pay for what they start (`start_price`) while what they save lasts (`outlook`), and must not leave
+a lane short on the way. A plan that serves less than what
 stands is refused, whatever it saves: that there is no better one may be the planner's fault, or pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from atoll.control.decision.control_view import ControlPolicy
 from atoll.control.decision.lane_capacity import (
     ROUNDING,
     CarriedLoad,
     Lanes,
-    demand_by_lane,
     find_mixed,
     is_short,
 )
 from atoll.control.decision.machine_pool import rent_of
+from atoll.control.decision.outlook import Outlook
+from atoll.control.decision.start_price import price_starts
 from atoll.core.units import format_price
 from atoll.plan.losses import losses
 from atoll.plan.plan import Instance, Plan, count_machines
@@ -43,21 +47,22 @@ def judge(
     problem: Problem,
     new: Plan,
     living: Sequence[Instance],
-    policy: ControlPolicy,
+    outlook: Outlook,
     dips: Callable[[], float],
 ) -> Verdict:
     """Return whether a plan is better than what lives of the one in force.
 
     `problem` has the demand and the offers as they are, `living` are the instances that stand or can be
-    started at once, and `dips` says which share of its demand a lane would lose at worst on the way to the
-    new plan.
+    started at once, `outlook` is on what is asked now and later, and `dips` says which share of its demand a
+    lane would lose at worst on the way to the new plan.
     """
     if new.status == "infeasible" or (not new.instances and living):
         why = new.reasons[0] if new.reasons else "no reason given"
         return Verdict(False, f"no plan serves this, what runs goes on: {why}")
     rerated = _rate_anew(living, new.instances)
     mixed = find_mixed(problem, (*rerated, *new.instances))
-    demand = demand_by_lane(problem, mixed)
+    demand = outlook.pressing(problem, mixed)
+    policy = outlook.policy
     now = CarriedLoad(problem, mixed, rerated).lanes()
     then = CarriedLoad(problem, mixed, new.instances).lanes()
     # Before anything is weighed: no saving is worth a service that ends.
@@ -70,7 +75,9 @@ def judge(
     exceeded = _exceeds(problem, rerated)
     if exceeded:
         return Verdict(True, f"what runs exceeds the fleet's {exceeded}")
-    forbidden = _find_forbidden(problem, living)
+    # What other services stand on is changed with their part of a plan.
+    still = _find_forbidden(problem, new.instances)
+    forbidden = [kind for kind in _find_forbidden(problem, living) if kind not in still]
     if forbidden:
         return Verdict(True, f"what runs is on {', '.join(forbidden)}, which the fleet rules out")
     worst_now, worst_then = _worst_share(now, demand), _worst_share(then, demand)
@@ -97,7 +104,7 @@ def judge(
         if left_then < left_now - MIN_SHARE_GAIN:
             text = f"serve {left_then:.1%} of the demand after a loss, not {left_now:.1%}"
             return Verdict(False, f"refused: it would {text}")
-    return _weigh_cost(problem, new, rerated, policy, dips)
+    return _weigh_cost(problem, new, rerated, outlook, dips)
 
 
 def _weigh_dips(
@@ -115,10 +122,10 @@ def _weigh_cost(
     problem: Problem,
     new: Plan,
     living: Sequence[Instance],
-    policy: ControlPolicy,
+    outlook: Outlook,
     dips: Callable[[], float],
 ) -> Verdict:
-    """Weigh what a change saves until it must have paid for itself against what starting costs."""
+    """Weigh what a change saves, for as long as that lasts, against what its starts cost."""
     names = {instance.id for instance in living}
     if names == {instance.id for instance in new.instances}:
         # The plan in force may have more, which cannot be started, and as it turns out need not be.
@@ -127,11 +134,17 @@ def _weigh_cost(
     saving = before - rent_of(problem.offers, new.instances)
     if saving <= ROUNDING * before:
         return Verdict(False, "what runs serves the demand and no plan is cheaper")
-    fresh = sum(one.usd_per_hour for one in new.instances if one.id not in names)
-    cost = fresh * policy.startup_s / _HOUR_S
-    saved = saving * policy.payback_s / _HOUR_S
-    text = f"saves {format_price(saving)}, starting costs ${cost:.2f}"
-    if saved <= (1.0 + policy.margin) * cost:
+    policy = outlook.policy
+    price = price_starts((one for one in new.instances if one.id not in names), policy)
+    # What is given up and will be asked for again has to be started again.
+    until_s, missed = _find_end(problem, new, living, outlook)
+    price += price_starts(missed, policy)
+    lasts_s = min(policy.payback_s, until_s - outlook.time_s)
+    text = (
+        f"keeping costs {format_price(saving)} more until {_clock(outlook.time_s + lasts_s)}, "
+        f"changing {price.describe()}"
+    )
+    if saving * lasts_s / _HOUR_S <= (1.0 + policy.margin) * price.usd:
         return Verdict(False, f"{text}: not worth it")
     # Asked last: the way there is walked only where all else speaks for the plan.
     if dips() > 0.0:
@@ -139,6 +152,32 @@ def _weigh_cost(
             False, f"{text}, but there is no room to do it without serving less meanwhile"
         )
     return Verdict(True, text)
+
+
+def _find_end(
+    problem: Problem, new: Plan, living: Sequence[Instance], outlook: Outlook
+) -> tuple[float, list[Instance]]:
+    """Return when a service is expected to need what a plan takes from it, and what would be started then."""
+    every = frozenset(service.name for service in problem.services)
+    now = CarriedLoad(problem, every, living)
+    then = CarriedLoad(problem, every, new.instances)
+    stays = {one.id for one in new.instances}
+    until_s, missed = math.inf, []
+    for service in problem.services:
+        name = service.name
+        left = then.of_service(name)[name]
+        if left >= now.of_service(name)[name] * (1.0 - ROUNDING):
+            continue
+        end_s = outlook.suffices_until_s(service, left)
+        if end_s is not None:
+            until_s = min(until_s, end_s)
+            missed += [one for one in living if one.service == name and one.id not in stays]
+    return until_s, missed
+
+
+def _clock(time_s: float) -> str:
+    """Write a time of day."""
+    return f"{datetime.fromtimestamp(time_s, UTC):%H:%M} UTC"
 
 
 def _rate_anew(living: Sequence[Instance], new: Sequence[Instance]) -> tuple[Instance, ...]:

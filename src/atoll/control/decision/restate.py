@@ -47,8 +47,8 @@ def restate_supply(
     """Return the problem for a planner: what runs, what can be had beside it, and what starting costs.
 
     Of an offer that is held back only what runs there remains. Machines of `reserved` instances are not free.
-    Coral's penalty is the time to start over the time in which a change must pay for itself, unless the
-    fleet gives another.
+    Coral's penalty is the rent that a start costs over the time in which a change must pay for itself, unless
+    the fleet gives another.
     """
     kept = tuple(
         one if one.id == name else one.model_copy(update={"id": name})
@@ -56,7 +56,7 @@ def restate_supply(
     )
     settings = problem.settings
     if settings.init_penalty <= 0.0:
-        penalty = policy.startup_s / policy.payback_s
+        penalty = policy.start_rent_s / policy.payback_s
         settings = settings.model_copy(update={"init_penalty": penalty})
     reserved = tuple(reserved)
     if problem.cluster is not None:

@@ -9,6 +9,7 @@ from atoll.control.decision.backoff import HeldBack, hold_back, is_late
 from atoll.control.decision.control_view import ControlPolicy, Memory, ObservedInstance, View
 from atoll.control.decision.instance_names import rename, stamp_name
 from atoll.control.decision.machine_pool import MachinePool
+from atoll.control.decision.outlook import Outlook, look_ahead
 from atoll.control.decision.path import PathQuestion
 from atoll.control.decision.restate import restate_demand
 from atoll.plan.plan import Instance, Plan
@@ -21,7 +22,8 @@ class Situation:
 
     `problem` is the fleet's with the demand to plan for and the offers of now; `observed` are the instances
     with what the plan in force says of them; `leaving` are those whose machines go soon, `ending` those of
-    them whose streams must move now, and `renewed` the old names of what will be replaced.
+    them whose streams must move now, `renewed` the old names of what will be replaced, and `outlook` is on
+    demand later.
     """
 
     view: View
@@ -34,6 +36,7 @@ class Situation:
     leaving: frozenset[str]
     ending: frozenset[str]
     renewed: tuple[str, ...]
+    outlook: Outlook
 
     @property
     def wanted(self) -> tuple[Instance, ...]:
@@ -121,6 +124,7 @@ def look_around(
         leaving=leaving,
         ending=ending,
         renewed=renewed,
+        outlook=look_ahead(view, memory.forecasts, policy),
     )
 
 

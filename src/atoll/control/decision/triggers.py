@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from atoll.control.decision.backoff import Lost
 from atoll.control.decision.control_view import ControlPolicy, Memory
 from atoll.control.decision.instance_names import hash_place
-from atoll.control.decision.lane_capacity import CarriedLoad, demand_by_lane, find_mixed, find_short
+from atoll.control.decision.lane_capacity import CarriedLoad, find_mixed, find_short
 from atoll.control.decision.situation import Situation
 from atoll.plan.plan import count_machines
 from atoll.plan.problem import Offer
@@ -56,7 +56,7 @@ def _demand_triggers(situation: Situation) -> dict[str, str]:
     living = situation.living()
     mixed = find_mixed(problem, living)
     carried = CarriedLoad(problem, mixed, living).lanes()
-    for lane in find_short(carried, _find_pressing(situation, mixed)):
+    for lane in find_short(carried, situation.outlook.pressing(problem, mixed)):
         found[f"short {lane}"] = f"{lane} carries less than is asked with the plan in force"
     running = situation.running()
     for one in situation.wanted:
@@ -64,23 +64,6 @@ def _demand_triggers(situation: Situation) -> dict[str, str]:
             # By its place: a name changes with every plan, which would make a new reason of an old one.
             found[f"held {hash_place(one)}"] = f"{one.id} cannot be started there for now"
     return found
-
-
-def _find_pressing(situation: Situation, mixed: frozenset[str]) -> dict[str, float]:
-    """Return what lanes must carry not to need a plan at once.
-
-    That is a little less than what is planned for, which may never come, and no less than what is asked now.
-    """
-    now = {seen.service: seen.five_minutes.rate_per_s for seen in situation.view.traffic}
-    pressing = demand_by_lane(situation.problem, mixed)
-    for service in situation.problem.services:
-        rate = service.rate_per_s
-        asked = min(rate, now.get(service.name, rate))
-        share = max(1.0 - situation.policy.slack, asked / rate if rate > 0.0 else 1.0)
-        lanes = (service.name,) if service.name in mixed else map(str, service.roles)
-        for lane in lanes:
-            pressing[lane] *= share
-    return pressing
 
 
 def _market_triggers(situation: Situation) -> dict[str, str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import csv
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,6 +97,42 @@ class MarketSeries:
             offer.model_copy(update={"usd_per_hour": price, "available": number})
             for offer, price, number in zip(self.offers, usd.tolist(), most.tolist(), strict=True)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RegionOutage:
+    """A region whose machines all die `begin_s` after the start; nothing is on offer there until `end_s`."""
+
+    region: str
+    begin_s: float
+    end_s: float
+
+
+def move_market(
+    market: MarketSeries, begin_s: float, end_s: float, move: Callable[[Offer], Offer]
+) -> MarketSeries:
+    """Return a market whose offers are others from one time after the start to another."""
+    edges = sorted({*market.times_s, begin_s, end_s})
+    rows = [market.index(time_s) for time_s in edges]
+    usd, available = market.usd[rows].copy(), market.available[rows].copy()
+    for row, time_s in enumerate(edges):
+        if begin_s <= time_s < end_s:
+            moved = [move(offer) for offer in market.at(time_s)]
+            usd[row] = [offer.usd_per_hour for offer in moved]
+            available[row] = [offer.available for offer in moved]
+    return MarketSeries(market.offers, tuple(edges), usd, available)
+
+
+def lose_region(market: MarketSeries, outage: RegionOutage) -> MarketSeries:
+    """Return a market that has nothing in a region while it is out."""
+    return move_market(
+        market,
+        outage.begin_s,
+        outage.end_s,
+        lambda offer: (
+            offer.model_copy(update={"available": 0}) if offer.region == outage.region else offer
+        ),
+    )
 
 
 def hold_market(offers: Sequence[Offer]) -> MarketSeries:

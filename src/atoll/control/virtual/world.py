@@ -22,7 +22,7 @@ from atoll.control.decision.decide import (
     StopInstance,
 )
 from atoll.control.decision.machine_pool import MachinePool
-from atoll.control.virtual.market import MarketSeries
+from atoll.control.virtual.market import MarketSeries, RegionOutage
 from atoll.core.rng import stream
 from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus, Labels
 from atoll.plan.plan import Instance, OfferKey, count_machines
@@ -55,6 +55,7 @@ class WorldSettings:
     failed_starts: float = 0.01
     drain_s: float = 60.0
     listed_s: float = 300.0
+    outages: tuple[RegionOutage, ...] = ()
 
 
 @dataclass
@@ -100,6 +101,8 @@ class VirtualWorld:
         self._number = 0
         self._rate: float | None = None
         self._alarm = False
+        for outage in self.settings.outages:
+            self._plan("outage", outage.region, outage.begin_s)
 
     @property
     def time_s(self) -> float:
@@ -218,6 +221,9 @@ class VirtualWorld:
         return True
 
     def _happen(self, event: _Event) -> None:
+        if event.kind == "outage":
+            self._lose_region(event.name)
+            return
         seen = self._observed.get(event.name)
         if seen is None:
             return
@@ -240,6 +246,15 @@ class VirtualWorld:
             self._turn(event.name, "gone")
         elif event.kind == "forget" and state == "gone":
             del self._observed[event.name]
+
+    def _lose_region(self, region: str) -> None:
+        """Have everything die that has a machine in a region."""
+        for name, seen in list(self._observed.items()):
+            there = any(seen.instance.region_of(node) == region for node in seen.instance.nodes)
+            if there and seen.status.state in ("starting", "ready", "draining"):
+                self.counts.failures += 1
+                self._alarm = True
+                self._turn(name, "gone", "its region is out", "ended")
 
     def _notify(self, name: str) -> None:
         """Say that an instance's machines are taken back."""

@@ -54,6 +54,7 @@ from atoll.plan.files.fleet_schema import (
     FleetDocument,
     FleetSpec,
     LengthsSpec,
+    ReserveSpec,
     ServiceSpec,
 )
 from atoll.plan.files.offers_file import offers_of
@@ -65,6 +66,7 @@ from atoll.plan.problem import (
     Phases,
     Prefix,
     Problem,
+    Reserve,
     Service,
     Settings,
     with_kv_dtype,
@@ -248,6 +250,7 @@ def _service(
         rate_per_s=entry.rate,
         phases=_phases(document, here, entry),
         headroom=entry.headroom,
+        reserve=_reserve(entry),
         attainment=entry.attainment,
         length_deciles=entry.length_deciles,
         burstiness=entry.burstiness,
@@ -274,6 +277,15 @@ def _service(
             hint=f"the pool has {', '.join(sorted(node_types)[:8])}",
         )
     return service
+
+
+def _reserve(entry: ServiceSpec) -> Reserve | None:
+    stated = entry.reserve
+    if stated is None:
+        return None
+    if isinstance(stated, ReserveSpec):
+        return Reserve(share=stated.share, quantile=stated.quantile)
+    return Reserve(share=stated)
 
 
 def _asked(

@@ -229,6 +229,23 @@ class PrefixSpec(Frozen):
     )
 
 
+class ReserveSpec(Frozen):
+    """What is to spare for bursts while a fleet is operated."""
+
+    share: Share | None = Field(
+        default=None, description="At least this share more than is asked now is planned for."
+    )
+    quantile: Annotated[Share, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="The quantile of the forecast that is planned for."
+    )
+
+
+_ReserveField = Annotated[
+    Annotated[Share, Tag("number")] | Annotated[ReserveSpec, Tag("mapping")],
+    Discriminator(_number_or_mapping),
+]
+
+
 class ServiceSpec(Frozen):
     """A model to serve, what is promised and how much is asked of it."""
 
@@ -296,6 +313,11 @@ class ServiceSpec(Frozen):
     )
     headroom: Annotated[float, Field(strict=True, ge=1, le=100)] = Field(
         default=1.0, description="Plan for this many times the demand."
+    )
+    reserve: _ReserveField | None = Field(
+        default=None,
+        description="What `atoll operate` has to spare for bursts: a share of what is asked then, such as "
+        "10%, or {quantile: 95%} of its forecast; the 80% quantile of the forecast if left out.",
     )
     attainment: Annotated[Share, Field(gt=0, lt=1)] = Field(
         default=ATTAINMENT,
