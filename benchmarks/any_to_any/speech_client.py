@@ -76,10 +76,11 @@ async def ask(
                 found.prompt_tokens = usage["prompt_tokens"]
                 found.completion_tokens = usage["completion_tokens"]
             for choice in event["choices"]:
-                if text := choice["delta"].get("content"):
+                audio = choice["delta"].get("audio") or {}
+                if text := audio.get("transcript"):
                     found.first_text_s = found.first_text_s or now_s
                     found.text += text
-                if sent := (choice["delta"].get("audio") or {}).get("data"):
+                if sent := audio.get("data"):
                     found.first_audio_s = found.first_audio_s or now_s
                     found.speech_s += len(base64.b64decode(sent)) / 2 / _RATE_HZ
     found.took_s = time.perf_counter() - began_s

@@ -151,7 +151,8 @@ async def _ask_stream(url: str, order: ClientOrder, reply: HeardReply, began_s: 
         async for choice in events:
             delta = choice["delta"]
             ended = ended or choice["finish_reason"] is not None
-            text, sound = delta.get("content"), (delta.get("audio") or {}).get("data")
+            audio = delta.get("audio") or {}
+            text, sound = delta.get("content") or audio.get("transcript"), audio.get("data")
             if not text and not sound:
                 continue
             now_s = time.monotonic()

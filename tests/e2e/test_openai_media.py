@@ -58,6 +58,7 @@ def speech_is_spoken(sdk: openai.OpenAI) -> bytes:
     assert whole.headers["x-atoll-path"]
     data: bytes = whole.content
     assert data[:4] == b"RIFF"
+    assert int.from_bytes(data[40:44], "little") == len(data) - 44
     assert 48_000 < len(data) - 44 < 10 * 48_000
     with sdk.audio.speech.with_streaming_response.create(
         **order | {"input": f"{SAID} {SAID}"}, response_format="pcm"
@@ -153,8 +154,8 @@ def a_spoken_question_is_answered_aloud(sdk: openai.OpenAI, sound: bytes) -> Non
             if choice.delta.audio is not None:
                 transcript += choice.delta.audio.transcript or ""
                 spoken += base64.b64decode(choice.delta.audio.data or "")
-    assert text
-    assert transcript == text
+    assert transcript
+    assert not text, "what is spoken is written once, as its transcript"
     assert len(spoken) > 24_000
     assert usage.audio_seconds == pytest.approx((len(sound) - 44) / 48_000, abs=0.01)
     assert usage.speech_seconds == pytest.approx(len(spoken) / 48_000, abs=0.01)

@@ -323,6 +323,8 @@ def test_what_was_spoken_does_not_go_on_elsewhere(kind: str, audio: Json) -> Non
     said.add({"id": "c", "choices": [{"index": 0, "delta": {"audio": audio}}]})
     assert plan(kind, said) is None
     assert said.audio_chars == len(audio.get("data", ""))
+    # Its text comes as a transcript and nowhere else: that is what is counted where it breaks off.
+    assert said.tokens == ("transcript" in audio)
 
 
 def test_a_graph_server_repeats_what_it_can_and_is_not_handed_text() -> None:

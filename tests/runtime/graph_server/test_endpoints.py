@@ -7,6 +7,7 @@ import base64
 import contextlib
 import io
 import json
+import struct
 import wave
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -167,8 +168,8 @@ def test_a_chat_with_everything_and_speech_whole(tmp_path: Path) -> None:
         }
         answer = await bench.json(CHAT, body)
         said = answer["choices"][0]["message"]
-        assert said["content"] == "You said look. I saw 9. You said 1000 steps. "
-        assert said["audio"]["transcript"] == said["content"]
+        assert said["audio"]["transcript"] == "You said look. I saw 9. You said 1000 steps. "
+        assert said["content"] is None
         with wave.open(io.BytesIO(base64.b64decode(said["audio"]["data"]))) as file:
             frames = file.getnframes()
             assert file.getframerate() == RATE_HZ
@@ -195,16 +196,16 @@ def test_a_chat_streamed_with_speech_is_the_same_answer(tmp_path: Path) -> None:
         streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
         chunks = await bench.events(CHAT, streamed)
         deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"]]
-        assert deltas[0] == {"role": "assistant", "content": ""}
-        assert "".join(d.get("content", "") for d in deltas) == whole["content"]
+        assert deltas[0] == {"role": "assistant"}
+        assert not any("content" in d for d in deltas)
         audio = [d["audio"] for d in deltas if "audio" in d]
         assert len({a["id"] for a in audio}) == 1
-        assert "".join(a.get("transcript", "") for a in audio) == whole["content"]
+        assert "".join(a.get("transcript", "") for a in audio) == whole["audio"]["transcript"]
         pcm = b"".join(base64.b64decode(a["data"]) for a in audio if "data" in a)
         assert pcm == base64.b64decode(whole["audio"]["data"])
         assert len([a for a in audio if "data" in a]) == 4
         first_sound = next(n for n, d in enumerate(deltas) if "data" in d.get("audio", {}))
-        last_text = max(n for n, d in enumerate(deltas) if d.get("content"))
+        last_text = max(n for n, d in enumerate(deltas) if d.get("audio", {}).get("transcript"))
         assert first_sound < last_text
         assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
         assert chunks[-1]["usage"]["speech_seconds"] == pytest.approx(
@@ -329,16 +330,29 @@ def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path) -> None:
     run(tmp_path, go)
 
 
-def test_speech_is_streamed_as_wav_and_pcm(tmp_path: Path) -> None:
+def test_speech_as_a_file_and_streamed_as_wav_and_pcm(tmp_path: Path) -> None:
     async def go(bench: Bench) -> None:
         body = {"model": "omni", "input": "Good day. How are you?", "voice": "heart", "speed": 2.0}
         status, headers, data = await bench.ask("/v1/audio/speech", body)
         assert status == 200
-        assert json.loads(headers["x-atoll-usage"]) == {"characters": 22}
         assert headers["x-atoll-path"] == "toy-voice=x-0"
-        assert data[:4] == b"RIFF"
         raw = (await bench.ask("/v1/audio/speech", body | {"response_format": "pcm"}))[2]
         assert data[44:] == raw
+        # Whole, both lengths in the header are true, and so is what was used.
+        assert struct.unpack("<I", data[4:8]) == (len(data) - 8,)
+        assert struct.unpack("<I", data[40:44]) == (len(raw),)
+        assert json.loads(headers["x-atoll-usage"]) == {
+            "characters": 22,
+            "speech_seconds": pytest.approx(len(raw) / 2 / RATE_HZ, abs=1e-3),
+        }
+        # Streamed, nobody knows them yet: both are the largest number, which readers take for that.
+        _, headers, streamed = await bench.ask(
+            "/v1/audio/speech", body | {"stream_format": "audio"}
+        )
+        assert json.loads(headers["x-atoll-usage"]) == {"characters": 22}
+        assert streamed[44:] == raw
+        assert streamed[4:8] == streamed[40:44] == b"\xff" * 4
+        assert streamed[:4] + streamed[8:40] == data[:4] + data[8:40]
         assert len(raw) == 2 * 120 * (len("Good day.") + len("How are you?"))
         events = await bench.events(
             "/v1/audio/speech", body | {"response_format": "pcm", "stream_format": "sse"}

@@ -62,9 +62,10 @@ async def test_sound_goes_over_two_executors_and_comes_back_as_speech(pair: Exec
         answer = await request(url + CHAT, body=turn(audio=True, sound=True), timeout_s=PATIENCE_S)
         assert answer.status == 200, answer.body
         message = json.loads(answer.body)["choices"][0]["message"]
-        assert message["content"] == answer_to(TEXT, "2000 steps")
+        transcript = message["audio"]["transcript"]
+        assert transcript == answer_to(TEXT, "2000 steps")
         spoken = base64.b64decode(message["audio"]["data"])
-        assert len(spoken) == spoken_bytes(message["content"])
+        assert len(spoken) == spoken_bytes(transcript)
         for step in ("Encoder=ears-0", "Chat=think-0", "Voice=ears-0"):
             assert step in answer.headers["x-atoll-path"]
         usage = json.loads(answer.headers["x-atoll-usage"])
@@ -165,7 +166,7 @@ async def test_executors_that_are_killed_are_not_noticed(farm: ExecutorFarm) -> 
             if event == "[DONE]":
                 break
             delta = event["choices"][0]["delta"]
-            texts += delta.get("content", "")
+            texts += delta.get("audio", {}).get("transcript", "")
             sounds += base64.b64decode(delta.get("audio", {}).get("data", ""))
             if not killed and texts.count(" ") == 4:
                 killed = True

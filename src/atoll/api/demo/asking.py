@@ -76,13 +76,14 @@ async def ask_aloud(
 
     async with contextlib.aclosing(_stream_deltas(url, chat, note_headers)) as deltas:
         async for delta in deltas:
-            if text := delta.get("content"):
+            audio = delta.get("audio") or {}
+            if text := audio.get("transcript"):
                 answer.first_text_s = answer.first_text_s or time.monotonic() - begun_s
                 answer.text += text
                 pieces += 1
                 if pieces == after and interrupt is not None:
                     interrupt()
-            if data := (delta.get("audio") or {}).get("data"):
+            if data := audio.get("data"):
                 answer.first_sound_s = answer.first_sound_s or time.monotonic() - begun_s
                 answer.sound += base64.b64decode(data)
     if interrupt is not None and pieces < after:

@@ -128,7 +128,8 @@ def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
     """Return the pieces of text in a choice by where they belong.
 
     A place is ("text",) or ("content",), ("refusal",), ("reasoning_content",) and the like, or
-    ("tool", index, "name" | "arguments"). Roles and ids of tool calls are no text.
+    ("tool", index, "name" | "arguments"), or ("audio", "transcript"), which is the text of an answer that is
+    spoken. Roles and ids of tool calls are no text.
     """
     strings: list[tuple[tuple[str, ...], str]] = []
     if isinstance(choice.get("text"), str):
@@ -139,6 +140,9 @@ def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
     for key, value in delta.items():
         if isinstance(value, str) and key != "role":
             strings.append(((key,), value))
+    audio = delta.get("audio")
+    if isinstance(audio, dict) and isinstance(audio.get("transcript"), str):
+        strings.append((("audio", "transcript"), audio["transcript"]))
     calls = delta.get("tool_calls")
     listed = calls if isinstance(calls, list) else []
     # What a call was before there were tools: one, without an id.

@@ -1,8 +1,8 @@
 """POST /v1/chat/completions: text, pictures, sound and video in; text and speech out, whole or streamed.
 
-Streamed, text comes as `delta.content`. Where speech is wanted, the same text is in `delta.audio.transcript`,
-and sound follows in `delta.audio.data` (base64 of 16-bit samples, 24 kHz) sentence by sentence, as OpenAI's
-audio models send it.
+Streamed, text comes as `delta.content`. Where speech is wanted, text comes as `delta.audio.transcript`
+instead, and sound follows in `delta.audio.data` (base64 of 16-bit samples, 24 kHz) sentence by sentence, as
+OpenAI's audio models send it; whole, `message.content` is null beside `message.audio`.
 """
 
 from __future__ import annotations
@@ -248,6 +248,8 @@ class _ChatWriter:
             request.usage.speech_s = speech.seconds
             form = "pcm" if (fields.audio or _WAV).format == "pcm16" else "wav"
             data = await request.encode(speech.size, lambda: speech_bytes(speech, form))
+            # As OpenAI's audio models: the text of what is spoken is its transcript, and nothing beside it.
+            message["content"] = None
             message["audio"] = {
                 "id": self._audio_id,
                 "data": base64.b64encode(data).decode(),
@@ -279,10 +281,10 @@ class _ChatWriter:
                         data = await speech.add(event.value, request, keep=False)
                         delta = self._sound(speech.check_pcm(data))
                     if delta is not None:
-                        yield (b"" if begun else self._chunk(_ROLE)) + self._chunk(delta)
+                        yield (b"" if begun else self._chunk(self._role())) + self._chunk(delta)
                         begun = True
             request.usage.speech_s = speech.seconds
-            yield (b"" if begun else self._chunk(_ROLE)) + self._end()
+            yield (b"" if begun else self._chunk(self._role())) + self._end()
         except ApiError as error:
             _in_body(error)
             if not begun:
@@ -291,11 +293,13 @@ class _ChatWriter:
                 b"data: " + error_body(error.message, error.kind, error.param, error.code) + b"\n\n"
             )
 
+    def _role(self) -> dict[str, Any]:
+        return {"role": "assistant"} | ({} if self._fields.wants_audio else {"content": ""})
+
     def _text(self, text: str) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": text}
         if self._fields.wants_audio:
-            delta["audio"] = {"id": self._audio_id, "transcript": text}
-        return delta
+            return {"audio": {"id": self._audio_id, "transcript": text}}
+        return {"content": text}
 
     def _sound(self, data: bytes) -> dict[str, Any]:
         return {"audio": {"id": self._audio_id, "data": base64.b64encode(data).decode()}}
@@ -325,6 +329,3 @@ class _ChatWriter:
                 if isinstance(reason, str):
                     return reason
         return "stop"
-
-
-_ROLE: dict[str, Any] = {"role": "assistant", "content": ""}

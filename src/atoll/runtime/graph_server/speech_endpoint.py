@@ -1,8 +1,9 @@
 """POST /v1/audio/speech, and speech in other answers: sounds of tasks as bytes, sentence by sentence.
 
-Speech is sent as it is spoken, so its length is not known when the headers are sent: `x-atoll-usage` says how
-many characters were asked for, and whoever counts seconds counts bytes (16 bits a sample at 24 kHz, after 44
-bytes of header in a WAV file). Events (`stream_format: sse`) end with the seconds.
+A file (wav) comes whole, with its true length, unless `stream_format` asks for "audio" as it is spoken; pcm,
+which has no length to say, always comes so. Then the length is not known when the headers are sent:
+`x-atoll-usage` says how many characters were asked for, and whoever counts seconds counts bytes (16 bits a
+sample at 24 kHz, after 44 bytes of header in a WAV file). Events (`stream_format: sse`) end with the seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from msgspec import Meta, Struct
 from atoll.core.request_parameters import Name
 from atoll.runtime.graph_server.graph_request import GraphRequest, prime
 from atoll.runtime.graph_server.request_fields import read_fields, refuse_unless
-from atoll.runtime.http.handlers import Answer, ByteStream, EventStream
+from atoll.runtime.http.handlers import Answer, ByteStream, EventStream, Response
 from atoll.runtime.http.http_server import Request
 from atoll.runtime.media.sounds import (
     PCM_RATE_HZ,
@@ -29,7 +30,7 @@ from atoll.runtime.media.sounds import (
     wav_stream_header,
 )
 from atoll.runtime.openai import ApiError, error_body
-from atoll.tasks.library.shapes import SpeechOrder
+from atoll.tasks.library.shapes import SpeechOrder, SpokenText
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,10 +88,15 @@ class SpeechFields(Struct, kw_only=True, forbid_unknown_fields=True):
     voice: Annotated[str, Meta(min_length=1, max_length=100)] = "heart"
     response_format: Literal["wav", "pcm"] = "wav"
     speed: Annotated[float, Meta(ge=0.25, le=4.0)] = 1.0
-    stream_format: Literal["audio", "sse"] = "audio"
+    stream_format: Literal["audio", "sse"] | None = None
     instructions: str | None = None
     models: Any = None
     user: Any = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether sound is sent as it is spoken."""
+        return self.stream_format is not None or self.response_format == "pcm"
 
 
 def read_speech(request: Request) -> SpeechFields:
@@ -103,19 +109,35 @@ def read_speech(request: Request) -> SpeechFields:
 
 
 async def answer_speech(fields: SpeechFields, request: GraphRequest) -> Answer:
-    """Let the task speak, and return the sound as it comes."""
+    """Let the task speak, and return the sound: as it comes, or whole."""
     most = request.limits.speech_chars
     if len(fields.input) > most:
         message = f"input: {len(fields.input)} characters; at most {most} are spoken"
         raise ApiError(400, message, param="input", code="string_above_max_length")
     request.usage.characters = len(fields.input)
     request.begin(SpeechOrder(fields.input, fields.voice, fields.speed), ("text", "audio"))
+    if not fields.is_streamed:
+        return await _whole(fields, request)
     sounds = _sounds(fields, request)
     if fields.stream_format == "sse":
         pieces = await prime(_events(sounds, request))
         return EventStream(pieces, request.headers())
     pieces = await prime(sounds)
     return ByteStream(pieces, SOUND_TYPES[fields.response_format], request.headers())
+
+
+async def _whole(fields: SpeechFields, request: GraphRequest) -> Response:
+    """Return all speech as one file."""
+    spoken: SpokenText = await request.result()
+    speech = SpokenAudio()
+    for sound in spoken.audio:
+        await speech.add(sound, request)
+    if not speech.sounds:
+        raise _nothing_spoken()
+    request.usage.speech_s = speech.seconds
+    form = fields.response_format
+    data = await request.encode(speech.size, lambda: speech_bytes(speech, form))
+    return Response(data, content_type=SOUND_TYPES[form], headers=request.headers())
 
 
 async def _sounds(fields: SpeechFields, request: GraphRequest) -> AsyncGenerator[bytes, None]:
@@ -135,7 +157,11 @@ async def _sounds(fields: SpeechFields, request: GraphRequest) -> AsyncGenerator
         # Not before: the headers, sent with the first sentence, would call it all.
         request.usage.speech_s = speech.seconds
     if speech.rate_hz == 0:
-        raise ApiError(500, "nothing was spoken", kind="server_error")
+        raise _nothing_spoken()
+
+
+def _nothing_spoken() -> ApiError:
+    return ApiError(500, "nothing was spoken", kind="server_error")
 
 
 async def _events(
