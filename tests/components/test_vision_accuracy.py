@@ -16,9 +16,9 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
 
 from atoll.components.base import Done, Setup
-from atoll.components.smollm2 import SmolLm2
 from atoll.components.smollm2_vision import SmolLm2Vision
 from atoll.core.errors import AtollError
+from atoll.runtime.executor.smollm2 import SmolLm2
 from tests.components.loading import ask
 from tools.projector.pictures import Scene, draw_scene, render
 from tools.projector.questions import (

@@ -6,8 +6,9 @@ Begin with `base`, which states the interface; `component_registry` knows compon
     hibari                         text into speech
     efficientnet, projector, pp_ocr, text_boxes
                                    pictures as tokens, and text read in them
-    smollm2, smollm2_vision, chat_inputs, minilm
-                                   language models by Atoll's engine, and texts as vectors
+    chat_inputs, smollm2_vision, minilm
+                                   what language models are asked (they are in `runtime.executor`: `smollm2`,
+                                   `openai_chat`), pictures as they take them, and texts as vectors
     terrain_diffusion              pictures by diffusion
     onnx, component_weights        onnxruntime, and weights checked by hash
 

@@ -44,6 +44,8 @@ class LoadedComponent(ABC):
 
     name: ClassVar[str]
     """How tasks, plans and executors call it."""
+    obeys: ClassVar[frozenset[str]] = frozenset()
+    """Which of "tools", "response_format" and "logprobs" it obeys; executors refuse it the others by name."""
 
     @classmethod
     @abstractmethod

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from atoll.components.base import BadInputError, Inputs
-from atoll.core.request_parameters import COMPONENT_PARAMETERS, ComponentParameters, Parameter
+from atoll.core.request_parameters import (
+    ANSWER_FIELDS,
+    COMPONENT_PARAMETERS,
+    ComponentParameters,
+    Parameter,
+)
 
 _MAX_MESSAGES = 4096
 _MAX_PARTS = 1024
@@ -31,11 +37,13 @@ class ChatInputs(ComponentParameters, kw_only=True, frozen=True):
     """A conversation and how to answer it, with OpenAI's defaults, as the engine takes them.
 
     messages: role and content; the content is a text, or a list of texts and of float32 arrays [count,
-    width]. max_tokens: None for as many as there is room for. stop: texts that end the answer.
+    width]; of a component that obeys tools, calls and results, too. max_tokens: None for as many as there is
+    room for. stop: texts that end the answer. form: those of `ANSWER_FIELDS` that are given.
     """
 
     messages: tuple[dict[str, Any], ...]
     resume: AnswerSoFar | None = None
+    form: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def has_embeds(self) -> bool:
@@ -69,41 +77,55 @@ def parts_of(message: Mapping[str, Any]) -> list[Any]:
     return content if isinstance(content, list) else [content]
 
 
-def read_chat(inputs: Inputs) -> ChatInputs:
-    """Check what one invocation brings; what is wrong is a BadInputError that names it."""
-    unknown = sorted(set(inputs) - _NAMES)
+def read_chat(inputs: Inputs, obeys: Collection[str] = ()) -> ChatInputs:
+    """Check what one invocation brings; what is wrong is a BadInputError that names it.
+
+    `obeys` is the component's: what is in `form` is as the client sent it.
+    """
+    known = _NAMES | {name for name, of in ANSWER_FIELDS.items() if of in obeys}
+    unknown = sorted(set(inputs) - known)
     if unknown:
-        raise BadInputError(f"unknown input; known are {', '.join(sorted(_NAMES))}", unknown[0])
+        raise BadInputError(f"unknown input; known are {', '.join(sorted(known))}", unknown[0])
     given: dict[str, Any] = {
         each.name: _stops(inputs.get("stop")) if each.name == "stop" else _number(inputs, each)
         for each in COMPONENT_PARAMETERS
     }
     return ChatInputs(
-        messages=_messages(inputs.get("messages")), resume=_resume(inputs.get("resume")), **given
+        messages=_messages(inputs.get("messages"), _CALLS if "tools" in obeys else ()),
+        resume=_resume(inputs.get("resume")),
+        form={name: inputs[name] for name in ANSWER_FIELDS if inputs.get(name) is not None},
+        **given,
     )
 
 
-def _messages(value: Any) -> tuple[dict[str, Any], ...]:
+_CALLS = ("tool_calls", "tool_call_id", "name")
+"""Fields of messages that tell of calls and their results."""
+
+
+def _messages(value: Any, calls: Collection[str]) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= _MAX_MESSAGES:
         raise BadInputError(f"give a list of 1 to {_MAX_MESSAGES} messages", "messages")
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(value))
+    return tuple(_message(message, f"messages[{i}]", calls) for i, message in enumerate(value))
 
 
-def _message(value: Any, where: str) -> dict[str, Any]:
+def _message(value: Any, where: str, calls: Collection[str]) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise BadInputError("a message has a role and a content", where)
     role, content = value.get("role"), value.get("content")
     if not isinstance(role, str) or not 1 <= len(role) <= 64:
         raise BadInputError("a role is a short text", f"{where}.role")
     # What clients of OpenAI send along empty is of no consequence; anything else would be lost.
-    lost = [key for key in value if key not in ("role", "content", "name") and value[key]]
+    told = {key: value[key] for key in calls if value.get(key)}
+    lost = [key for key in value if key not in ("role", "content", "name", *told) and value[key]]
     if lost:
         raise BadInputError("this model reads role and content only", f"{where}.{lost[0]}")
+    if content is None and "tool_calls" in told:
+        content = ""
     if isinstance(content, list):
         content = _parts(content, f"{where}.content")
     elif not isinstance(content, str) or len(content) > _MAX_CHARS:
         raise BadInputError("a content is a text or a list of parts", f"{where}.content")
-    return {"role": role, "content": content}
+    return {"role": role, "content": content, **told}
 
 
 def _parts(content: list[Any], where: str) -> str | list[Any]:

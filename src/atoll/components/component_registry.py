@@ -16,7 +16,7 @@ COMPONENTS: dict[str, str] = {
     "openai-chat": "atoll.runtime.executor.openai_chat:OpenAiChat",
     "pp-ocr": "atoll.components.pp_ocr:PpOcr",
     "silero-vad": "atoll.components.silero:SileroVad",
-    "smollm2": "atoll.components.smollm2:SmolLm2",
+    "smollm2": "atoll.runtime.executor.smollm2:SmolLm2",
     "smollm2-vision": "atoll.components.smollm2_vision:SmolLm2Vision",
     "terrain-diffusion": "atoll.components.terrain_diffusion:TerrainDiffusion",
 }

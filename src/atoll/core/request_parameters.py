@@ -318,6 +318,15 @@ FORMS = (
     *("structured_outputs", "grammar", "json_schema"),
 )
 """Parameters that give an answer a form."""
+ANSWER_FIELDS: Mapping[str, str] = {
+    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), "tools"),
+    "response_format": "response_format",
+    **dict.fromkeys(("logprobs", "top_logprobs"), "logprobs"),
+}
+"""Fields of a chat that only some language models obey, and the field that each belongs to.
+
+Tasks and components say which they do (`obeys`); the others are refused by name.
+"""
 PARAMETERS: Mapping[str, Parameter] = {each.name: each for each in _declared()}
 COMPONENT_PARAMETERS = tuple(each for each in PARAMETERS.values() if each.use.component)
 TASK_DEFAULTS: Mapping[str, Any] = {

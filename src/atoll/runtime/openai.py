@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -115,6 +116,20 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
     """Return `{"error": {"message", "type", "param", "code"}}` as JSON."""
     error = {"message": message, "type": kind, "param": param, "code": code}
     return msgspec.json.encode({"error": error})
+
+
+def join_calls(pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the calls of an answer whole, from pieces of them as a stream has them."""
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if piece["index"] == len(calls):
+            calls.append({"id": piece["id"], "type": "function", "function": {"arguments": ""}})
+        function, more = calls[piece["index"]]["function"], piece["function"]
+        calls[piece["index"]]["function"] = {
+            "name": function.get("name", "") + more.get("name", ""),
+            "arguments": function["arguments"] + more["arguments"],
+        }
+    return calls
 
 
 class StreamOptions(Struct):

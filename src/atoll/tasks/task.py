@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import index
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from atoll.core.errors import InputError
 from atoll.tasks.cutting import Cutter
@@ -57,7 +57,13 @@ class UnitTask:
 
 
 class Task(Generic[In, Out]):
-    """A composite task. Subclasses make their units in `setup` and put them together in `invoke`."""
+    """A composite task. Subclasses make their units in `setup` and put them together in `invoke`.
+
+    obeys: which of "tools", "response_format", "logprobs" and "n" of a chat it obeys, by handing `Turn.form`
+    to the component that answers and adding `Turn.choice` to its seed; the others are refused by name.
+    """
+
+    obeys: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Mapping[str, Any] = dict(options or {})

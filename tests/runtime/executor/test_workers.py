@@ -11,8 +11,9 @@ import pytest
 
 from atoll.components.base import BatchComponent, Inputs, Output, Setup
 from atoll.runtime.executor.executor_client import InvocationError
-from atoll.runtime.executor.workers import BatchWorker
+from atoll.runtime.executor.workers import BatchWorker, StreamWorker
 from atoll.tasks.values import Value
+from tests.runtime.executor.toys import NumberStream
 
 
 class SizeTeller(BatchComponent):
@@ -104,3 +105,11 @@ def test_inputs_are_let_go_before_the_answer_comes() -> None:
             assert gone() is None
 
     _with_worker(work)
+
+
+async def test_a_component_is_not_asked_what_it_would_leave_unread() -> None:
+    worker = StreamWorker("numbers", NumberStream.load(Setup()), 100)
+    for name in ("tools", "response_format", "top_logprobs"):
+        with pytest.raises(InvocationError, match="does not obey it; leave it out") as caught:
+            await worker.run({"count": 1, name: []}, PlainSaver(), _ignore)
+        assert (caught.value.code, caught.value.param) == ("bad_input", name)

@@ -24,9 +24,9 @@ from atoll.runtime.http.http_server import Request
 from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.media.pictures import encode_png
 from atoll.runtime.media.sounds import encode_wav
-from atoll.runtime.openai import ApiError
+from atoll.runtime.openai import ApiError, join_calls
 from tests.runtime.graph_server.fakes import FakeFleet
-from tests.runtime.graph_server.toys import FUNCTIONS, RATE_HZ, TASKS
+from tests.runtime.graph_server.toys import FUNCTIONS, HERE, RATE_HZ, TASKS
 
 TOKEN = "t" * 32
 
@@ -245,6 +245,7 @@ def test_length_is_a_reason_to_finish(tmp_path: Path) -> None:
         ({"audio": {"format": "wav"}}, "modalities"),
         ({"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}, "messages[0].audio"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_name(
@@ -256,6 +257,71 @@ def test_what_cannot_be_done_is_refused_by_name(
         assert bench.fleet.calls == []
 
     run(tmp_path, go)
+
+
+OBEDIENT = GraphService(name="omni", tasks={"chat": f"{HERE}:ObedientAssistant"})
+LOOK = {"type": "function", "function": {"name": "look"}}
+
+
+def test_calls_and_logprobs_reach_the_client_whole_and_streamed(tmp_path: Path) -> None:
+    async def go(bench: Bench) -> None:
+        body = HELLO | {"tools": [LOOK], "tool_choice": "required"}
+        choice = (await bench.json(CHAT, body))["choices"][0]
+        function = {"name": "look", "arguments": "{}"}
+        call = {"id": "call_1", "type": "function", "function": function}
+        assert choice["message"]["content"] is None
+        assert choice["message"]["tool_calls"] == [call]
+        assert choice["finish_reason"] == "tool_calls"
+        chunks = await bench.events(CHAT, body | {"stream": True})
+        deltas = [c["choices"][0]["delta"] for c in chunks]
+        assert join_calls(c for d in deltas for c in d.get("tool_calls", ())) == [call]
+        assert len([d for d in deltas if "tool_calls" in d]) == 2
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+        result = {"role": "tool", "tool_call_id": "call_1", "content": "an island"}
+        told = [*HELLO["messages"], {"role": "assistant", "tool_calls": [call]}, result]
+        assert (await bench.json(CHAT, HELLO | {"messages": told}))["choices"]
+        asked = HELLO | {"logprobs": True}
+        choice = (await bench.json(CHAT, asked))["choices"][0]
+        named = [entry["token"] for entry in choice["logprobs"]["content"]]
+        assert "".join(named) == choice["message"]["content"]
+        chunks = await bench.events(CHAT, asked | {"stream": True})
+        each = [c["choices"][0] for c in chunks]
+        assert all(
+            c["logprobs"]["content"][0]["token"] == c["delta"]["content"]
+            for c in each
+            if c["delta"].get("content")
+        )
+
+    run(tmp_path, go, services=(OBEDIENT,))
+
+
+def test_several_answers_are_runs_of_the_task_with_speech_too(tmp_path: Path) -> None:
+    async def go(bench: Bench) -> None:
+        body = HELLO | {"n": 3, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
+        answer = await bench.json(CHAT, body)
+        said = [c["message"]["audio"]["transcript"] for c in answer["choices"]]
+        assert said[0] == "You said hello. "
+        assert said[1:] == [f"You said hello. You said {n}. " for n in (1, 2)]
+        # Every answer counts, and the prompt once.
+        assert answer["usage"]["prompt_tokens"] == 7
+        assert answer["usage"]["completion_tokens"] == 3 + 6 + 6
+        streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = await bench.events(CHAT, streamed)
+        assert chunks[-1]["usage"] == answer["usage"]
+        for index, whole in enumerate(answer["choices"]):
+            parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+            audio = [c["delta"].get("audio", {}) for c in parts]
+            assert "".join(a.get("transcript", "") for a in audio) == said[index]
+            spoken = b"".join(base64.b64decode(a.get("data", "")) for a in audio)
+            assert spoken == base64.b64decode(whole["message"]["audio"]["data"])
+            assert [c["finish_reason"] for c in parts if c["finish_reason"]] == ["stop"]
+        error = await bench.refused(CHAT, HELLO | {"n": 9})
+        assert (error["status"], error["param"]) == (400, "n")
+        # One that fails ends them all.
+        bench.fleet.script["x-0"].append(TroubleError("bad_input", "no", "messages"))
+        assert (await bench.refused(CHAT, body))["status"] == 400
+
+    run(tmp_path, go, services=(OBEDIENT,))
 
 
 def test_fields_without_effect_are_taken(tmp_path: Path) -> None:

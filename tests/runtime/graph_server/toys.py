@@ -59,11 +59,17 @@ def words_of(messages: list[Any]) -> list[str]:
 
 
 def chat(inputs: dict[str, Any]) -> Iterator[Any]:
+    if inputs.get("tools"):
+        yield from call_first(inputs["tools"])
+        return
     words = words_of(inputs["messages"])
     most = inputs.get("max_tokens") or 1000
     resume = inputs.get("resume") or {"token_ids": []}
     for number in range(len(resume["token_ids"]), min(most, len(words))):
-        yield {"text": words[number], "token_ids": [number]}
+        piece: dict[str, Any] = {"text": words[number], "token_ids": [number]}
+        if inputs.get("logprobs"):
+            piece["logprobs"] = [{"token": words[number], "logprob": -0.5, "top_logprobs": []}]
+        yield piece
     yield (
         "end",
         {
@@ -73,6 +79,17 @@ def chat(inputs: dict[str, Any]) -> Iterator[Any]:
             "completion_tokens": min(most, len(words)),
         },
     )
+
+
+def call_first(tools: list[Any]) -> Iterator[Any]:
+    """Call the first tool, in two pieces."""
+    function = {"name": tools[0]["function"]["name"], "arguments": "{"}
+    begin = {"index": 0, "id": "call_1", "type": "function", "function": function}
+    yield {"text": "", "token_ids": [0], "tool_calls": [begin]}
+    end = {"index": 0, "function": {"arguments": "}"}}
+    yield {"text": "", "token_ids": [1], "tool_calls": [end]}
+    done = {"text": "", "finish_reason": "tool_calls", "prompt_tokens": 7, "completion_tokens": 2}
+    yield "end", done
 
 
 def speak(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -208,9 +225,17 @@ class ToyAssistant(Task[Turn, Reply]):
                 else:
                     parts.append(part)
             messages.append({"role": message["role"], "content": parts})
-        text = self.chat(messages=messages, **request.sampling)
+        if request.choice:
+            messages = [*messages, {"role": "user", "content": f"{request.choice}"}]
+        text = self.chat(messages=messages, **request.sampling, **request.form)
         audio = self.speak(text=text, voice=request.voice) if request.wants_audio else None
         return Reply(text=text, audio=audio, heard=heard)
+
+
+class ObedientAssistant(ToyAssistant):
+    """Hands on everything that a chat may ask."""
+
+    obeys = frozenset({"tools", "response_format", "logprobs", "n"})
 
 
 class ToyTranscription(Task[Clip, Transcript]):

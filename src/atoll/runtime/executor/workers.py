@@ -23,6 +23,7 @@ from atoll.components.base import (
     StreamComponent,
 )
 from atoll.core.errors import shorten
+from atoll.core.request_parameters import ANSWER_FIELDS
 from atoll.runtime.executor.executor_client import InvocationError
 from atoll.runtime.executor.figures import ComponentFigures
 from atoll.runtime.executor.outputs import NoSaver, count_array_bytes
@@ -317,6 +318,10 @@ class StreamWorker(ComponentWorker):
         return InvocationEnd(value, 0.0, ran_s, 1)
 
     async def _follow(self, inputs: Inputs, saver: Saver, emit: Emit) -> Value:
+        for name in inputs:
+            # Most components leave what they do not know unread, and nobody would notice.
+            if name in ANSWER_FIELDS and ANSWER_FIELDS[name] not in self._streamed.obeys:
+                raise BadInputError(f"{name}: {self.name} does not obey it; leave it out", name)
         stream = self._streamed.stream(inputs)
         try:
             async for piece in stream:

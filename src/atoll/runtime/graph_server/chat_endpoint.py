@@ -12,19 +12,28 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from atoll.core.request_parameters import PARAMETERS, GraphParameters, Name, Positive
+from atoll.core.request_parameters import (
+    ANSWER_FIELDS,
+    PARAMETERS,
+    GraphParameters,
+    Name,
+    Positive,
+)
 from atoll.runtime.graph_server.graph_request import GraphRequest, prime
 from atoll.runtime.graph_server.request_fields import read_fields, refuse_unless
 from atoll.runtime.graph_server.speech_endpoint import SpokenAudio, speech_bytes
 from atoll.runtime.http.handlers import Answer, EventStream, Response
 from atoll.runtime.http.http_server import Request
-from atoll.runtime.openai import ApiError, StreamOptions, error_body
+from atoll.runtime.openai import ApiError, StreamOptions, error_body, join_calls
 from atoll.tasks.library.shapes import Reply, Turn
+from atoll.tasks.task import Task
+from atoll.workload.classes import Modality
 
 DEFAULT_VOICE = "heart"
 
@@ -73,9 +82,11 @@ AnyPiece = TextPiece | PicturePiece | SoundPiece | VideoPiece
 class MessageFields(Struct, forbid_unknown_fields=True):
     """A message."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[AnyPiece], Meta(min_length=1)] | None = None
     refusal: None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
     audio: None = None
     """Speech of an earlier answer is not kept; its transcript is sent as `content` instead."""
 
@@ -98,9 +109,9 @@ class ChatFields(GraphParameters, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     # Nothing comes of these: they change no answer.
@@ -130,7 +141,22 @@ class ChatFields(GraphParameters, kw_only=True, forbid_unknown_fields=True):
             given.pop("stop", None)
         return given
 
+    def form(self) -> dict[str, Any]:
+        """Return the fields that give the answer a form, or ask what it is made of, where they change it."""
+        asked = {
+            group
+            for name, group in ANSWER_FIELDS.items()
+            if not _is_neutral(getattr(self, name), _NEUTRAL[name])
+        }
+        return {
+            name: value
+            for name, group in ANSWER_FIELDS.items()
+            if group in asked and (value := getattr(self, name)) is not None
+        }
 
+
+_MAX_CHOICES = 8
+"""Answers to one request; each is a run of its task."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -143,13 +169,16 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     for name, parameter in PARAMETERS.items()
     if parameter.use.graph == "neutral"
 }
-"""Values of fields that change nothing; others would, and cannot."""
+"""Values of fields that change nothing; others would, and are refused unless the task obeys them."""
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return value is None or value in neutral
 
 
 def read_chat(request: Request) -> ChatFields:
     """Read a request; what is wrong with it is an ApiError."""
     fields = read_fields(ChatFields, request.body)
-    refuse_unless(fields, _NEUTRAL)
     if fields.wants_audio and fields.stream and (fields.audio or _WAV).format != "pcm16":
         raise ApiError(400, "audio.format: a stream needs pcm16", param="audio.format")
     if fields.audio is not None and not fields.wants_audio:
@@ -164,17 +193,19 @@ _WAV = SpokenFields()
 
 async def answer_chat(fields: ChatFields, request: GraphRequest) -> Answer:
     """Take in what the messages hold, let the task answer, and return its answer."""
+    _refuse_what_is_not_obeyed(fields, request.task)
     turn = Turn(
         messages=[
-            {"role": _role(message.role), "content": await _content(message, place, request)}
-            for place, message in enumerate(fields.messages)
+            await _message(message, place, request) for place, message in enumerate(fields.messages)
         ],
         wants_audio=fields.wants_audio,
         voice=(fields.audio or _WAV).voice,
         sampling=fields.sampling(),
+        form=fields.form(),
     )
-    wants = ("text", "audio") if fields.wants_audio else ("text",)
-    request.begin(turn, wants, seed=fields.seed)  # type: ignore[arg-type]
+    turns = [replace(turn, choice=number) for number in range(fields.n or 1)]
+    wants: tuple[Modality, ...] = ("text", "audio") if fields.wants_audio else ("text",)
+    request.begin(*turns, wants=wants, seed=fields.seed)
     writer = _ChatWriter(fields, request)
     if fields.stream:
         pieces = await prime(writer.stream())
@@ -192,12 +223,36 @@ def _in_body(error: ApiError) -> ApiError:
     return error
 
 
-def _role(role: str) -> str:
-    return "system" if role == "developer" else role
+def _refuse_what_is_not_obeyed(fields: ChatFields, task: Task[Any, Any]) -> None:
+    """Refuse by name what would change the answer and that the task does nothing about."""
+    obeyed = {name for name in _NEUTRAL if ANSWER_FIELDS.get(name, name) in task.obeys}
+    refuse_unless(fields, {name: _NEUTRAL[name] for name in _NEUTRAL if name not in obeyed})
+    if fields.n is not None and not 1 <= fields.n <= _MAX_CHOICES:
+        raise ApiError(400, f"n: 1 to {_MAX_CHOICES} answers a request", param="n")
+    if "tools" in task.obeys:
+        return
+    for place, message in enumerate(fields.messages):
+        told = "role" if message.role == "tool" else "tool_calls" if message.tool_calls else None
+        if told is not None or message.tool_call_id is not None:
+            param = f"messages[{place}].{told or 'tool_call_id'}"
+            raise ApiError(400, f"{param}: this model is told of no tools", param=param)
+
+
+async def _message(message: MessageFields, place: int, request: GraphRequest) -> dict[str, Any]:
+    """Return a message as tasks take it."""
+    role = "system" if message.role == "developer" else message.role
+    taken = {"role": role, "content": await _content(message, place, request)}
+    for name in ("tool_calls", "tool_call_id"):
+        value = getattr(message, name)
+        if value:
+            taken[name] = value
+    return taken
 
 
 async def _content(message: MessageFields, place: int, request: GraphRequest) -> Any:
     if message.content is None:
+        if message.tool_calls:
+            return ""
         raise ApiError(
             400, f"messages[{place}].content: needed", param=f"messages[{place}].content"
         )
@@ -227,7 +282,7 @@ class _ChatWriter:
         self._fields = fields
         self._request = request
         self._created = int(time.time())
-        self._audio_id = f"audio_{secrets.token_hex(12)}"
+        self._audio_ids = [f"audio_{secrets.token_hex(12)}" for _ in request.answers]
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
         self._head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -238,53 +293,63 @@ class _ChatWriter:
 
     async def whole(self) -> Response:
         """Return the answer in one piece."""
-        request, fields = self._request, self._fields
-        reply: Reply = await request.result()
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
-        if fields.wants_audio:
-            speech = SpokenAudio()
-            for sound in reply.audio or ():
-                await speech.add(sound, request)
-            request.usage.speech_s = speech.seconds
-            form = "pcm" if (fields.audio or _WAV).format == "pcm16" else "wav"
-            data = await request.encode(speech.size, lambda: speech_bytes(speech, form))
-            # As OpenAI's audio models: the text of what is spoken is its transcript, and nothing beside it.
-            message["content"] = None
-            message["audio"] = {
-                "id": self._audio_id,
-                "data": base64.b64encode(data).decode(),
-                "transcript": reply.text,
-                # Speech is not kept, so nothing can refer to it later.
-                "expires_at": self._created,
-            }
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": None,
-            "finish_reason": self._finish_reason(),
-        }
-        body = self._head | {"choices": [choice], "usage": request.usage.chat()} | request.extras()
+        request = self._request
+        replies: list[Reply] = await request.results()
+        choices = []
+        for index, (reply, answer) in enumerate(zip(replies, request.answers, strict=True)):
+            message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+            if self._fields.wants_audio:
+                # As OpenAI's audio models: the text of what is spoken is its transcript.
+                message |= {"content": None, "audio": await self._spoken(reply, index)}
+            if answer.calls:
+                message["content"] = message["content"] or None
+                message["tool_calls"] = join_calls(answer.calls)
+            choices.append(
+                {
+                    "index": index,
+                    "message": message,
+                    "logprobs": self._logprobs(answer.logprobs),
+                    "finish_reason": answer.finish_reason,
+                }
+            )
+        body = self._head | {"choices": choices, "usage": request.usage.chat()} | request.extras()
         return Response(msgspec.json.encode(body), headers=request.headers())
+
+    async def _spoken(self, reply: Reply, index: int) -> dict[str, Any]:
+        speech = SpokenAudio()
+        for sound in reply.audio or ():
+            await speech.add(sound, self._request, index)
+        self._request.usage.speech_s += speech.seconds
+        form = "pcm" if (self._fields.audio or _WAV).format == "pcm16" else "wav"
+        data = await self._request.encode(speech.size, lambda: speech_bytes(speech, form))
+        return {
+            "id": self._audio_ids[index],
+            "data": base64.b64encode(data).decode(),
+            "transcript": reply.text,
+            # Speech is not kept, so nothing can refer to it later.
+            "expires_at": self._created,
+        }
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer event by event."""
         request = self._request
+        speech = [SpokenAudio() for _ in request.answers]
+        roles = b"".join(self._chunk(n, self._role()) for n in range(len(request.answers)))
         begun = False
-        speech = SpokenAudio()
         try:
-            async with contextlib.aclosing(request.events()) as events:
-                async for event in events:
-                    delta: dict[str, Any] | None = None
+            async with contextlib.aclosing(request.all_events()) as events:
+                async for index, event in events:
+                    delta: dict[str, Any] = {}
                     if event.path == ("text",) and event.value:
-                        delta = self._text(event.value)
+                        delta = self._text(index, event.value)
                     elif event.path[:1] == ("audio",) and isinstance(event.value, dict):
-                        data = await speech.add(event.value, request, keep=False)
-                        delta = self._sound(speech.check_pcm(data))
-                    if delta is not None:
-                        yield (b"" if begun else self._chunk(self._role())) + self._chunk(delta)
+                        data = await speech[index].add(event.value, request, index, keep=False)
+                        delta = self._sound(index, speech[index].check_pcm(data))
+                    if new := self._news(index, delta):
+                        yield (b"" if begun else roles) + new
                         begun = True
-            request.usage.speech_s = speech.seconds
-            yield (b"" if begun else self._chunk(self._role())) + self._end()
+            request.usage.speech_s = sum(each.seconds for each in speech)
+            yield (b"" if begun else roles) + self._end()
         except ApiError as error:
             _in_body(error)
             if not begun:
@@ -296,36 +361,56 @@ class _ChatWriter:
     def _role(self) -> dict[str, Any]:
         return {"role": "assistant"} | ({} if self._fields.wants_audio else {"content": ""})
 
-    def _text(self, text: str) -> dict[str, Any]:
+    def _text(self, index: int, text: str) -> dict[str, Any]:
         if self._fields.wants_audio:
-            return {"audio": {"id": self._audio_id, "transcript": text}}
+            return {"audio": {"id": self._audio_ids[index], "transcript": text}}
         return {"content": text}
 
-    def _sound(self, data: bytes) -> dict[str, Any]:
-        return {"audio": {"id": self._audio_id, "data": base64.b64encode(data).decode()}}
+    def _sound(self, index: int, data: bytes) -> dict[str, Any]:
+        encoded = base64.b64encode(data).decode()
+        return {"audio": {"id": self._audio_ids[index], "data": encoded}}
+
+    def _news(self, index: int, delta: dict[str, Any]) -> bytes:
+        """Return a chunk with a delta and what else has come of its answer; nothing where there is none."""
+        answer = self._request.answers[index]
+        calls, answer.calls = answer.calls, []
+        logprobs, answer.logprobs = answer.logprobs, []
+        if calls:
+            delta = delta | {"tool_calls": calls}
+        return self._chunk(index, delta, logprobs=logprobs) if delta or logprobs else b""
 
     def _end(self) -> bytes:
-        delta: dict[str, Any] = {}
-        if self._fields.wants_audio:
-            delta = {"audio": {"id": self._audio_id, "expires_at": self._created}}
-        last = self._chunk(delta, finish=self._finish_reason(), **self._request.extras())
+        ends = []
+        for index, answer in enumerate(self._request.answers):
+            delta: dict[str, Any] = {}
+            if self._fields.wants_audio:
+                delta = {"audio": {"id": self._audio_ids[index], "expires_at": self._created}}
+            last = index == len(self._request.answers) - 1
+            extras = self._request.extras() if last else {}
+            ends += [
+                self._news(index, {}),
+                self._chunk(index, delta, finish=answer.finish_reason, **extras),
+            ]
         options = self._fields.stream_options
         if options is not None and options.include_usage:
-            last += self._event({"choices": [], "usage": self._request.usage.chat()})
-        return last + b"data: [DONE]\n\n"
+            ends.append(self._event({"choices": [], "usage": self._request.usage.chat()}))
+        return b"".join((*ends, b"data: [DONE]\n\n"))
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **extras: Any) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        finish: str | None = None,
+        logprobs: list[dict[str, Any]] | None = None,
+        **extras: Any,
+    ) -> bytes:
+        shown = self._logprobs(logprobs) if logprobs else None
+        choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish}
         return self._event({"choices": [choice], **extras})
+
+    def _logprobs(self, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
+        return {"content": entries, "refusal": None} if self._fields.logprobs else None
 
     def _event(self, rest: dict[str, Any]) -> bytes:
         return b"data: " + msgspec.json.encode(self._head | rest) + b"\n\n"
-
-    def _finish_reason(self) -> str:
-        """Return why the text ended, as the last component that says so has it."""
-        for record in reversed(self._request.records):
-            if isinstance(record.outcome, dict):
-                reason = record.outcome.get("finish_reason")
-                if isinstance(reason, str):
-                    return reason
-        return "stop"

@@ -48,7 +48,7 @@ async def answer_embedding(fields: EmbeddingFields, request: GraphRequest) -> An
     most = request.limits.inputs
     if len(fields.texts) > most:
         raise ApiError(400, f"input: at most {most} texts are taken", param="input")
-    request.begin(EmbeddingOrder(fields.texts), ("text",))
+    request.begin(EmbeddingOrder(fields.texts), wants=("text",))
     found: Embeddings = await request.result()
     data: list[dict[str, Any]] = []
     for number, handle in enumerate(found.vectors):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.core.errors import AtollError, InputError
@@ -21,6 +21,7 @@ from atoll.runtime.http.handlers import Headers
 from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.openai import ApiError
 from atoll.tasks.run import AnswerEvent, Run
+from atoll.tasks.task import Task
 from atoll.workload.classes import INPUTS, OUTPUTS, Modality
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.tasks.invocation import InvocationRecord
+from atoll.tasks.invocation import Final, Invocation, InvocationRecord
 from atoll.tasks.values import Handle, Value
 
 _LOG = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ class GraphRequest:
         self._fleet = fleet
         self._intake = intake
         self._observe = observe
-        self._run: Run[Any] | None = None
-        self.dispatcher: RequestDispatcher | None = None
+        self.answers: list[RequestAnswer] = []
+        """What its task is asked: one, or as many as the client wants choices."""
 
     @property
     def limits(self) -> MediaLimits:
@@ -73,49 +74,64 @@ class GraphRequest:
         return self._config.limits
 
     @property
-    def records(self) -> Any:
-        """The invocations that have ended."""
-        return () if self._run is None else self._run.records
+    def task(self) -> Task[Any, Any]:
+        """The task that answers."""
+        return self.service.tasks[self.endpoint]
 
-    def begin(self, order: object, wants: tuple[Modality, ...], *, seed: int | None = None) -> None:
-        """Give the request its way, and let its task begin; what it brings must be taken in by now."""
+    def begin(self, *orders: object, wants: tuple[Modality, ...], seed: int | None = None) -> None:
+        """Give each order its way, and let the task begin; what the request brings is taken in by now."""
         self.trace.intake_s = self.trace.now_s()
         kinds = {"text", *self.media.kinds}
         brought = (
             tuple(m for m in INPUTS if m in kinds),
             tuple(m for m in OUTPUTS if m in wants),
         )
-        route = self.service.router.route(brought, self._fleet.dead())
-        self.trace.klass = route.klass
         self.usage.audio_s = self.media.audio_s
         self.usage.image_pixels = self.media.image_pixels
-        self.dispatcher = RequestDispatcher(
-            self._fleet,
-            self.service.router,
-            route,
-            self.trace,
-            patience_s=self._config.patience_s,
-            deadline_s=self._config.request_s,
-            dynamic=self._config.routing == "dynamic",
-            observe=self._observe,
-        )
         drawn = zlib.crc32(self.trace.request.encode()) if seed is None else seed
-        task = self.service.tasks[self.endpoint]
-        self._run = Run(task, order, self.dispatcher, seed=drawn)
+        for number, order in enumerate(orders):
+            route = self.service.router.route(brought, self._fleet.dead())
+            self.trace.klass = self.trace.klass or route.klass
+            dispatcher = RequestDispatcher(
+                self._fleet,
+                self.service.router,
+                route,
+                self.trace,
+                patience_s=self._config.patience_s,
+                deadline_s=self._config.request_s,
+                dynamic=self._config.routing == "dynamic",
+                observe=self._observe,
+            )
+            self.answers.append(RequestAnswer(self.task, order, dispatcher, drawn + number))
 
     async def result(self) -> Any:
-        """Return the whole answer of the task."""
-        assert self._run is not None
-        with _as_api_errors():
-            answer = await self._run.result()
+        """Return the whole answer of the task, where it was asked for one."""
+        return (await self.results())[0]
+
+    async def results(self) -> list[Any]:
+        """Return all answers of the task, whole."""
+        running = [asyncio.ensure_future(answer.run.result()) for answer in self.answers]
+        try:
+            with _as_api_errors():
+                whole = await asyncio.gather(*running)
+        finally:
+            # Where one has failed, nobody waits for the others.
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
         self.trace.first()
         self._count()
-        return answer
+        return whole
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        """Yield parts of the answer of the task as they come."""
-        assert self._run is not None
-        timely = timed(self._run.events(), self._left_s)
+        """Yield parts of the answer of the task as they come, where it was asked for one."""
+        async with contextlib.aclosing(self.all_events()) as events:
+            async for _, event in events:
+                yield event
+
+    async def all_events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """Yield the parts of all answers as they come, each with the number of its answer."""
+        timely = timed(merged([answer.run.events() for answer in self.answers]), self._left_s)
         with _as_api_errors():
             async with contextlib.aclosing(timely) as events:
                 async for event in events:
@@ -123,10 +139,9 @@ class GraphRequest:
                     yield event
         self._count()
 
-    async def array(self, handle: Any) -> NDArray[Any]:
-        """Return the array of a handle in the answer."""
-        assert self.dispatcher is not None
-        return await self.dispatcher.array(handle)
+    async def array(self, handle: Any, number: int = 0) -> NDArray[Any]:
+        """Return the array of a handle in an answer."""
+        return await self.answers[number].dispatcher.array(handle)
 
     async def encode(self, size: int, make: Callable[[], _Made]) -> _Made:
         """Make a part of the answer of `size` bytes, in a thread where that takes long."""
@@ -134,8 +149,7 @@ class GraphRequest:
 
     def headers(self, *, usage: bool = True) -> Headers:
         """Return the headers that answers have: the way it took, and what is known of its usage."""
-        path = "" if self.dispatcher is None else self.dispatcher.route.describe()
-        shown = ((PATH_HEADER, path),)
+        shown = ((PATH_HEADER, self._path()),)
         return (*shown, (USAGE_HEADER, self.usage.header())) if usage else shown
 
     def extras(self) -> dict[str, Any]:
@@ -151,20 +165,101 @@ class GraphRequest:
         self.trace.status = status
         self.trace.took_s = self.trace.now_s()
         self.media.close()
-        if self.dispatcher is not None:
-            await self.dispatcher.close()
+        for answer in self.answers:
+            await answer.dispatcher.close()
+
+    async def renew(self) -> None:
+        """Renew the leases of everything that it holds."""
+        for answer in self.answers:
+            await answer.dispatcher.renew()
+
+    def _path(self) -> str:
+        """Return the way it took: that of its first answer."""
+        return self.answers[0].dispatcher.route.describe() if self.answers else ""
 
     def _describe(self) -> None:
-        if self.dispatcher is not None:
-            self.trace.path = self.dispatcher.route.describe()
-        if self._run is not None:
-            self.trace.rounds = self._run.rounds
+        self.trace.path = self._path()
+        self.trace.rounds = sum(answer.run.rounds for answer in self.answers)
 
     def _count(self) -> None:
-        self.usage.add_records(self.records)
+        for number, answer in enumerate(self.answers):
+            # What all answers are given counts once, as with OpenAI.
+            self.usage.add_records(answer.run.records, prompts=number == 0)
 
     def _left_s(self) -> float:
         return self._config.request_s - self.trace.now_s()
+
+
+class RequestAnswer:
+    """One answer of a task to a request, and what its components say of it beside its text."""
+
+    def __init__(
+        self, task: Task[Any, Any], order: object, dispatcher: RequestDispatcher, seed: int
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.run: Run[Any] = Run(task, order, self, seed=seed)
+        self.calls: list[dict[str, Any]] = []
+        """Pieces of calls, as OpenAI writes them in a stream; whoever has sent them takes them out."""
+        self.logprobs: list[dict[str, Any]] = []
+        """How likely its tokens were; the same."""
+
+    async def call(self, invocation: Invocation) -> Value:
+        """Run an invocation and return what it gives."""
+        return await self.dispatcher.call(invocation)
+
+    async def stream(self, invocation: Invocation) -> AsyncGenerator[Value | Final, None]:
+        """Run an invocation, yield what comes, and note what tasks do not see of it."""
+        async with contextlib.aclosing(self.dispatcher.stream(invocation)) as items:
+            async for item in items:
+                if isinstance(item, dict):
+                    self.calls += _listed(item, "tool_calls")
+                    self.logprobs += _listed(item, "logprobs")
+                yield item
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the text ended, as the last component that says so has it."""
+        for record in reversed(self.run.records):
+            if isinstance(record.outcome, dict):
+                reason = record.outcome.get("finish_reason")
+                if isinstance(reason, str):
+                    return reason
+        return "stop"
+
+
+def _listed(piece: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = piece.get(key)
+    return found if isinstance(found, list) else []
+
+
+async def merged(
+    sources: Sequence[AsyncGenerator[_Item, None]],
+) -> AsyncGenerator[tuple[int, _Item], None]:
+    """Yield what comes of several sources, each with its number; all are closed whatever happens."""
+    if len(sources) == 1:
+        # Most requests want one answer: no task is made for each of its pieces.
+        async with contextlib.aclosing(sources[0]) as items:
+            async for item in items:
+                yield 0, item
+        return
+    waiting = {asyncio.ensure_future(anext(source)): n for n, source in enumerate(sources)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=waiting.__getitem__):
+                number = waiting.pop(task)
+                try:
+                    item = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[asyncio.ensure_future(anext(sources[number]))] = number
+                yield number, item
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for source in sources:
+            await source.aclose()
 
 
 async def timed(
@@ -239,13 +334,13 @@ class UsageCount:
     image_pixels: int = 0
     characters: int = 0
 
-    def add_records(self, records: Iterable[InvocationRecord]) -> None:
-        """Count the tokens that components report of what they did."""
+    def add_records(self, records: Iterable[InvocationRecord], *, prompts: bool = True) -> None:
+        """Count the tokens that components report of what they did; those of prompts if `prompts`."""
         for record in records:
             outcome = record.outcome
             if not isinstance(outcome, dict):
                 continue
-            prompt = outcome.get("prompt_tokens")
+            prompt = outcome.get("prompt_tokens") if prompts else None
             completion = outcome.get("completion_tokens")
             self.prompt_tokens += prompt if isinstance(prompt, int) else 0
             self.completion_tokens += completion if isinstance(completion, int) else 0

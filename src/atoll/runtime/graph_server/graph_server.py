@@ -278,11 +278,10 @@ class TaskGraphServer:
             await asyncio.sleep(LEASE_S / 3.0)
             # A copy: requests come and go while this one is waited for.
             for current in list(self._active):
-                if current.dispatcher is not None:
-                    try:
-                        await current.dispatcher.renew()
-                    except AtollError as error:
-                        _LOG.warning("leases were not renewed: %s", error)
+                try:
+                    await current.renew()
+                except AtollError as error:
+                    _LOG.warning("leases were not renewed: %s", error)
 
     # Pages
 

@@ -73,7 +73,7 @@ async def answer_image(fields: ImageFields, request: GraphRequest) -> Answer:
         _check_size(fields.size, [str(size) for size in sizes])
     seed = secrets.randbelow(2**31) if fields.seed is None else fields.seed
     order = DrawingOrder(fields.prompt, fields.n, seed, fields.steps or _DEFAULT_STEPS)
-    request.begin(order, ("image",), seed=seed)
+    request.begin(order, wants=("image",), seed=seed)
     drawings: Drawings = await request.result()
     data: list[dict[str, Any]] = []
     for handle in drawings.images:

@@ -47,10 +47,10 @@ class SpokenAudio:
         self.sounds: list[NDArray[np.float32]] = []
 
     async def add(
-        self, sound: dict[str, Any], request: GraphRequest, *, keep: bool = True
+        self, sound: dict[str, Any], request: GraphRequest, number: int = 0, *, keep: bool = True
     ) -> bytes:
-        """Take the next sound, and return it as 16-bit samples."""
-        samples = await request.array(sound["samples"])
+        """Take the next sound of an answer, and return it as 16-bit samples."""
+        samples = await request.array(sound["samples"], number)
         rate_hz = int(sound["rate_hz"])
         if self.rate_hz not in (0, rate_hz):
             raise ApiError(
@@ -115,7 +115,7 @@ async def answer_speech(fields: SpeechFields, request: GraphRequest) -> Answer:
         message = f"input: {len(fields.input)} characters; at most {most} are spoken"
         raise ApiError(400, message, param="input", code="string_above_max_length")
     request.usage.characters = len(fields.input)
-    request.begin(SpeechOrder(fields.input, fields.voice, fields.speed), ("text", "audio"))
+    request.begin(SpeechOrder(fields.input, fields.voice, fields.speed), wants=("text", "audio"))
     if not fields.is_streamed:
         return await _whole(fields, request)
     sounds = _sounds(fields, request)

@@ -79,7 +79,7 @@ async def answer_transcription(form: TranscriptionOrder, request: GraphRequest) 
     """Let the task write down what is said."""
     fields = form.fields
     sound = await request.media.sound(form.sound, "file")
-    request.begin(Clip(sound.audio, fields.language, sound.pieces), ("text",))
+    request.begin(Clip(sound.audio, fields.language, sound.pieces), wants=("text",))
     if fields.stream:
         pieces = await prime(_events(request))
         return EventStream(pieces, request.headers())

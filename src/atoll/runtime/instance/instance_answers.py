@@ -20,6 +20,7 @@ from atoll.engine.text import AnswerText, TextCodec
 from atoll.runtime.instance.choice_request import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.tools.call_answer import CallAnswer, ShownAnswer
 from atoll.runtime.instance.tools.parser import AnswerDelta
+from atoll.runtime.openai import join_calls
 
 Logprob = dict[str, Any]
 
@@ -294,16 +295,7 @@ class ResponseWriter:
         return msgspec.json.encode(body)
 
     def _message(self, text: str, pieces: list[ChoiceDelta]) -> dict[str, Any]:
-        calls: list[dict[str, Any]] = []
-        for entry in (entry for piece in pieces for entry in piece.calls):
-            if entry["index"] == len(calls):
-                calls.append({"id": entry["id"], "type": "function", "function": {"arguments": ""}})
-            function = calls[entry["index"]]["function"]
-            more = entry["function"]
-            calls[entry["index"]]["function"] = {
-                "name": function.get("name", "") + more.get("name", ""),
-                "arguments": function["arguments"] + more["arguments"],
-            }
+        calls = join_calls(entry for piece in pieces for entry in piece.calls)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls and self._parsed.legacy:
             message |= {"content": text or None, "function_call": calls[0]["function"]}

@@ -9,6 +9,7 @@ Tools are read in `tools`, forms in `answer_forms`, and what is not known is jud
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -235,6 +236,27 @@ def _chat_prompt(
         message = "either the last message goes on, or an answer begins"
         raise ApiError(400, message, param="continue_final_message")
     more = _template_fields(extras)
+    return tell_conversation(
+        messages, codec, max_length, use, form, begins=begins, goes_on=goes_on, more=more
+    )
+
+
+def tell_conversation(
+    messages: Sequence[dict[str, Any]],
+    codec: TextCodec,
+    max_length: int,
+    use: ToolUse | None,
+    form: CallFormat | None,
+    *,
+    begins: bool = True,
+    goes_on: bool = False,
+    more: Mapping[str, Any] | None = None,
+) -> tuple[tuple[int, ...], PromptEmbeds | None]:
+    """Return the tokens of a conversation and the vectors among them, with what may be called.
+
+    The content of a message is a text, or a list of texts and arrays. `begins`: an answer begins after it;
+    `goes_on`: the last message is its beginning. What cannot be told is an ApiError.
+    """
     plain = read_messages(messages, developer="developer" in codec.template_source)
     if form is None and has_calls(plain):
         form = find_format(codec)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from atoll.core.errors import InputError
-from atoll.core.request_parameters import TASK_DEFAULTS
+from atoll.core.request_parameters import ANSWER_FIELDS, TASK_DEFAULTS
 from atoll.tasks.library.shapes import Reply, Sound, Turn
 from atoll.tasks.library.transcription import hear_pieces, join_heard
 from atoll.tasks.library.unit_tasks import Chat, See, Speak, Transcribe, voice_detector
@@ -25,6 +26,8 @@ class SpeakingAssistant(Task[Turn, Reply]):
     out sounds in which nobody speaks (they are heard as ""). sampling: defaults of how text is drawn.
     """
 
+    obeys = frozenset({"tools", "response_format", "logprobs", "n"})
+
     def setup(self) -> None:
         """Name the components."""
         options = self.options
@@ -40,10 +43,13 @@ class SpeakingAssistant(Task[Turn, Reply]):
         texts = self._listen(_sounds(request.messages))
         heard = iter(texts)
         messages = [
-            {"role": message["role"], "content": self._content(message.get("content"), heard)}
+            _given(message, ("role", "tool_calls", "tool_call_id"))
+            | {"content": self._content(message.get("content"), heard)}
             for message in request.messages
         ]
-        text = self.think(messages=messages, **self._sampling(request))
+        text = self.think(
+            messages=messages, **self._sampling(request), **_given(request.form, ANSWER_FIELDS)
+        )
         audio = (
             self.speak(text=text, voice=request.voice, speed=1.0) if request.wants_audio else None
         )
@@ -85,9 +91,16 @@ class SpeakingAssistant(Task[Turn, Reply]):
 
     def _sampling(self, request: Turn) -> dict[str, Any]:
         given = {name: request.sampling.get(name) for name in TASK_DEFAULTS}
-        return {
+        drawn = {
             name: self.sampling[name] if value is None else value for name, value in given.items()
         }
+        # Each of several answers is drawn by itself.
+        return drawn | {"seed": drawn["seed"] + request.choice} if request.choice else drawn
+
+
+def _given(fields: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named fields that are given."""
+    return {name: value for name in names if (value := fields.get(name)) is not None}
 
 
 def _is_text(content: Any) -> bool:

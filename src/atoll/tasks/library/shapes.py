@@ -22,13 +22,17 @@ class Turn:
     messages: as OpenAI's; content is a text or a list of {"type": "text", "text"}, {"type": "image",
     "image": Handle}, {"type": "audio", "audio": sound} and {"type": "video", "frames": [Handle]}. A sound
     longer than ears hear at once is there in "pieces", too: [sound], cut in quiet places. sampling:
-    parameters that the graph server takes (`core.request_parameters`), as far as they are given.
+    parameters that the graph server takes (`core.request_parameters`), as far as they are given. form:
+    those of `core.request_parameters.ANSWER_FIELDS` that the task obeys, as OpenAI has them; where it obeys
+    tools, messages tell of calls and their results. choice: which of several answers this is, from 0 on.
     """
 
     messages: list[dict[str, Any]]
     wants_audio: bool = False
     voice: str = "heart"
     sampling: dict[str, Any] = field(default_factory=dict)
+    form: dict[str, Any] = field(default_factory=dict)
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)

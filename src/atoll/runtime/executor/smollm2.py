@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from atoll.components.base import BadInputError, Done, Inputs, Output, Setup, StreamComponent
 from atoll.components.chat_inputs import ChatInputs, read_chat
-from atoll.core.errors import AtollError, UsageError
-from atoll.core.request_parameters import SamplingParams, engine_values
+from atoll.core.errors import UsageError
+from atoll.core.request_parameters import InstanceParameters, SamplingParams, engine_values
 from atoll.engine.engine_errors import TextTooLongError
 from atoll.engine.local_pipeline import LocalEngine
-from atoll.engine.prompts import chat_prompt
 from atoll.engine.scheduler_core import GenerateRequest
-from atoll.engine.text import AnswerText, TextCodec
+from atoll.engine.text import TextCodec
 from atoll.engine.weights.sources import DEFAULT_MODEL
+from atoll.runtime.instance.answer_forms import check_form, guide_calls, read_form
+from atoll.runtime.instance.choice_request import ChoiceRequest
+from atoll.runtime.instance.instance_answers import ChoiceDelta, ChoiceText
+from atoll.runtime.instance.instance_requests import tell_conversation
+from atoll.runtime.instance.tools.call_answer import CallAnswer
+from atoll.runtime.instance.tools.call_formats import find_format
+from atoll.runtime.instance.tools.functions import read_tools
+from atoll.runtime.openai import ApiError
 
 _OPTIONS = ("model", "dtype", "kv_bytes", "max_length")
 _KV_BYTES = 256 * 2**20
 _LONG_CHARS = 2**14
 """Longer conversations are tokenised in a thread, so that no stream waits meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    request: GenerateRequest
-    answer: AnswerText
-    shown: str
 
 
 class SmolLm2(StreamComponent):
@@ -40,6 +40,7 @@ class SmolLm2(StreamComponent):
     """
 
     name: ClassVar[str] = "smollm2"
+    obeys: ClassVar[frozenset[str]] = frozenset({"tools", "response_format", "logprobs"})
 
     def __init__(self, engine: LocalEngine) -> None:
         self.engine = engine
@@ -80,49 +81,65 @@ class SmolLm2(StreamComponent):
         await self.engine.close()
 
     async def stream(self, inputs: Inputs) -> AsyncIterator[Output | Done]:
-        """Yield {"text", "token_ids"} as the answer grows, then the whole; see `atoll.components`."""
-        asked = read_chat(inputs)
-        if asked.chars > _LONG_CHARS:
-            task = await asyncio.to_thread(self._prepare, asked)
+        """Yield {"text", "token_ids"} as the answer grows, then the whole; see `atoll.components`.
+
+        Pieces have "tool_calls" and "logprobs", as OpenAI writes them in a stream, where they were asked for.
+        """
+        asked = read_chat(inputs, self.obeys)
+        # What has a form is compiled first, which takes as long as a long prompt.
+        if asked.chars > _LONG_CHARS or asked.form:
+            choice = await asyncio.to_thread(self._prepare, asked)
         else:
-            task = self._prepare(asked)
-        answer, said = task.answer, [task.shown]
-        tokens: list[int] = []
+            choice = self._prepare(asked)
+        answer, said = ChoiceText(0, choice, self.engine.codec), [choice.shown]
         if (ended := answer.finish) is not None:
             # It had ended already where it came from.
-            if answer.owed:
-                said.append(answer.owed)
-                yield {"text": answer.owed, "token_ids": []}
+            owed = answer.owed()
+            if owed.text or owed.calls:
+                said.append(owed.text)
+                yield _piece(owed)
         else:
-            events = self.engine.generate(task.request)
+            request = GenerateRequest(
+                choice.prompt, choice.sampling, generated=choice.generated, embeds=choice.embeds
+            )
+            events = self.engine.generate(request)
             async with contextlib.aclosing(events):  # type: ignore[type-var]
                 async for event in events:
-                    if event.token is not None:
-                        tokens.append(event.token)
-                    text = answer.add(event.token, event.finish_reason)
+                    delta = answer.add(event)
+                    if delta is not None and (delta.text or delta.tokens or delta.calls):
+                        said.append(delta.text)
+                        yield _piece(delta)
                     ended = answer.finish
-                    if text or (ended is not None and tokens):
-                        said.append(text)
-                        yield {"text": text, "token_ids": tokens}
-                        tokens = []
                     if ended is not None:
                         break
         yield Done(
             {
                 "text": "".join(said),
                 "finish_reason": ended,
-                "prompt_tokens": len(task.request.prompt),
-                "completion_tokens": answer.tokens,
+                "prompt_tokens": len(choice.prompt),
+                "completion_tokens": answer.completion_tokens,
             }
         )
 
-    def _prepare(self, asked: ChatInputs) -> _Task:
+    def _prepare(self, asked: ChatInputs) -> ChoiceRequest:
+        try:
+            return self._choice(asked)
+        except ApiError as error:
+            raise BadInputError(error.message, error.param) from error
+
+    def _choice(self, asked: ChatInputs) -> ChoiceRequest:
         codec, max_length = self.engine.codec, self.engine.max_length
         asked.check_width(codec.width)
-        try:
-            prompt, embeds = chat_prompt(codec, asked.messages, max_tokens=max_length)
-        except AtollError as error:
-            raise BadInputError(str(error), "messages") from error
+        use = read_tools(
+            asked.form.get("tools"),
+            asked.form.get("tool_choice"),
+            asked.form.get("parallel_tool_calls"),
+        )
+        calls = None if use is None else find_format(codec)
+        wanted = read_form(InstanceParameters(), asked.form.get("response_format") or {})
+        if use is not None and calls is not None:
+            wanted = guide_calls(wanted, use, calls)
+        prompt, embeds = tell_conversation(asked.messages, codec, max_length, use, calls)
         room = max_length - len(prompt)
         if room < 1:
             raise BadInputError(
@@ -130,14 +147,38 @@ class SmolLm2(StreamComponent):
             )
         sampling = SamplingParams(
             max_tokens=min(asked.max_tokens or room, room),
+            logprobs=_logprobs(asked.form),
+            guide=None if wanted is None else wanted.guide,
             **engine_values(asked),
         )
         generated, shown = _resumed(asked, codec, sampling.max_tokens)
-        return _Task(
-            GenerateRequest(tuple(prompt), sampling, generated=generated, embeds=embeds),
-            AnswerText(codec, sampling, asked.stop, generated, shown),
-            shown,
+        if wanted is not None:
+            check_form(wanted, codec, generated)
+        choice = ChoiceRequest(
+            prompt, sampling, asked.stop, generated, shown, embeds=embeds, calls=calls
         )
+        if calls is None or not generated:
+            return choice
+        # Whoever goes on with an answer has the calls in it that its tokens make.
+        made = CallAnswer(calls, codec, sampling, asked.stop, generated).take_owed().calls
+        return replace(choice, shown_calls=tuple((c.name or "", c.arguments) for c in made))
+
+
+def _piece(delta: ChoiceDelta) -> dict[str, Any]:
+    piece: dict[str, Any] = {"text": delta.text, "token_ids": delta.tokens}
+    if delta.calls:
+        piece["tool_calls"] = delta.calls
+    if delta.logprobs:
+        piece["logprobs"] = delta.logprobs
+    return piece
+
+
+def _logprobs(form: Mapping[str, Any]) -> int | None:
+    """Return how many other tokens are to be named beside each, None: how likely it was is not asked."""
+    top = form.get("top_logprobs") or 0
+    if top and not form.get("logprobs"):
+        raise BadInputError("top_logprobs needs logprobs: true", "top_logprobs")
+    return top if form.get("logprobs") else None
 
 
 def _resumed(asked: ChatInputs, codec: TextCodec, max_length: int) -> tuple[tuple[int, ...], str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import json
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,9 +20,10 @@ pytest.importorskip("zmq", reason="needs the extra 'engine'")
 
 from atoll.components.base import BadInputError, Done, Setup
 from atoll.components.component_registry import find_component
-from atoll.components.smollm2 import SmolLm2
 from atoll.core.errors import AtollError, UsageError
 from atoll.engine.engine_errors import EngineError
+from atoll.runtime.executor.smollm2 import SmolLm2
+from atoll.runtime.openai import join_calls
 from tests.engine.chatting import TinyChat
 
 pytestmark = pytest.mark.engine
@@ -149,6 +153,69 @@ def test_a_stop_string_ends_the_answer_and_is_never_shown(model: TinyChat) -> No
         assert ended["text"] == joined(pieces)[0] == whole["text"][: whole["text"].index(stop)]
 
     serve(model, scenario)
+
+
+@pytest.fixture(scope="module")
+def caller(model: TinyChat, tmp_path_factory: pytest.TempPathFactory) -> TinyChat:
+    """The same model with a template that knows calls, and tells of tools in few words."""
+    folder = tmp_path_factory.mktemp("caller") / "model"
+    shutil.copytree(model.folder, folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    told = "{% if tools %}{{ tools[0].function.name }}<tool_call>{% endif %}"
+    path.write_text(json.dumps(settings | {"chat_template": told + settings["chat_template"]}))
+    again = copy.copy(model)
+    again.folder = folder
+    return again
+
+
+def test_it_obeys_forms_tools_and_logprobs_and_goes_on_with_them(caller: TinyChat) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    word = {"enum": ["or", "two"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": word}}
+    look = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    plain = {**GREEDY, "max_tokens": 100}
+
+    async def scenario(component: SmolLm2) -> None:
+        pieces, whole = await ask(component, plain | {"response_format": form})
+        assert json.loads(whole["text"]) in ("or", "two")
+        assert joined(pieces)[0] == whole["text"]
+        inputs = plain | {"tools": [look], "tool_choice": "required", "parallel_tool_calls": False}
+        pieces, whole = await ask(component, inputs)
+        (call,) = join_calls([c for piece in pieces for c in piece.get("tool_calls", ())])
+        assert call["function"]["name"] == "look"
+        assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
+        assert (whole["text"], whole["finish_reason"]) == ("", "tool_calls")
+        assert whole["prompt_tokens"] < 40, "no more than the template tells"
+        # A loss in the middle of a call repeats nothing of it and leaves nothing out.
+        for cut in (1, len(pieces) // 2, len(pieces) - 1):
+            text, tokens = joined(pieces[:cut])
+            rest, again = await ask(
+                component, inputs | {"resume": {"text": text, "token_ids": tokens}}
+            )
+            told = [c for piece in [*pieces[:cut], *rest] for c in piece.get("tool_calls", ())]
+            assert join_calls(told) == [call]
+            assert again == whole
+        # What the call gave is read, and answered.
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "or"}
+        told = [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+        assert (await ask(component, GREEDY | {"messages": told}))[1]["completion_tokens"]
+        pieces, _ = await ask(component, GREEDY | {"logprobs": True, "top_logprobs": 2})
+        named = [entry for piece in pieces for entry in piece["logprobs"]]
+        assert len(named) == len(joined(pieces)[1])
+        assert all(e["logprob"] == e["top_logprobs"][0]["logprob"] for e in named)
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"response_format": {"type": "xml"}}, "response_format.type"),
+            ({"tools": [{"type": "x"}]}, "tools[0].type"),
+            ({"tool_choice": "required"}, "tool_choice"),
+            ({"top_logprobs": 2}, "top_logprobs"),
+        ]
+        for change, param in wrong:
+            with pytest.raises(BadInputError) as caught:
+                await ask(component, GREEDY | change)
+            assert caught.value.param == param
+
+    serve(caller, scenario)
 
 
 def test_leaving_early_frees_its_room(model: TinyChat) -> None:
