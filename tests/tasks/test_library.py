@@ -132,6 +132,20 @@ def test_the_assistant_hears_sees_thinks_and_speaks() -> None:
     assert done.rounds == 1  # nothing is looked at
 
 
+def test_the_assistant_hands_on_what_a_chat_asks_beside_words() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "x", "tool_call_id": "c"},
+    ]
+    turn = Turn(said, sampling={"seed": 5}, form={"tools": [{}], "logprobs": True}, choice=2)
+    _, echo, _ = run(SpeakingAssistant(), turn)
+    (asked,) = echo.inputs("smollm2")
+    assert asked["messages"] == said
+    assert asked == {**TASK_DEFAULTS, **turn.form, "stop": [], "seed": 7, "messages": said}
+
+
 def test_the_assistant_is_silent_unless_asked_to_speak() -> None:
     found, echo, _ = run(SpeakingAssistant(), Turn([{"role": "user", "content": "Hi"}]))
     assert found == Reply("Yes. It is.", None, [])

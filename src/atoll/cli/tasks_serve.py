@@ -39,8 +39,8 @@ def _check_code(deployment: TaskDeployment) -> None:
     if "" not in sys.path:
         sys.path.insert(0, "")  # processes find modules of the current folder, too
     for service in deployment.services:
-        for where in service.tasks.values():
-            load_task(where, service.options)
+        for endpoint, where in service.tasks.items():
+            load_task(where, service.options, endpoint)
     own = {name for one in deployment.executors for name in one.components if ":" in name}
     for name in sorted(own):
         try:

@@ -163,7 +163,7 @@ def find_flow(task: Task[Any, Any]) -> TaskFlow:
     The code is run on sketches of a request and of results, never on components.
     """
     explorer = _Explorer(task)
-    asked, given = _types(type(task))
+    asked, given = task_types(type(task))
     flow = TaskFlow(type(task).__name__, _type_name(asked), _type_name(given), 0, [], {}, [])
     seen: list[set[int]] = []
     failures: dict[str, int] = {}
@@ -261,7 +261,7 @@ def _leaves(answer: Any, name: str) -> list[tuple[str, Any]]:
     return [leaf for below, item in inner for leaf in _leaves(item, below)] or [(name, answer)]
 
 
-def _types(kind: type[Any]) -> tuple[Any, Any]:
+def task_types(kind: type[Any]) -> tuple[Any, Any]:
     """Return what a task is asked and what it answers, as its class says."""
     for base in kind.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):

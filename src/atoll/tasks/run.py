@@ -84,13 +84,17 @@ class Run(Generic[Out]):
             self._advance()
             while not self._is_over():
                 await self._change()
-            recording = self._recording
-            answer = fill_answer(recording.answer, recording.value_of)
+            answer = self.answer()
             if self._double_check:
-                recording.double_check()
-            return cast("Out", answer)
+                self._recording.double_check()
+            return answer
         finally:
             await self._stop()
+
+    def answer(self) -> Out:
+        """Return the whole answer once its last event was taken."""
+        recording = self._recording
+        return cast("Out", fill_answer(recording.answer, recording.value_of))
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the parts of the answer as they come; leaving early cancels everything."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.core.errors import InputError
 from atoll.runtime.graph_server.graph_config import ExecutorAddress, GraphServerConfig, GraphService
 from atoll.runtime.graph_server.graph_server import TaskGraphServer
 from atoll.runtime.graph_server.recovery import TroubleError
@@ -322,6 +323,55 @@ def test_several_answers_are_runs_of_the_task_with_speech_too(tmp_path: Path) ->
         assert (await bench.refused(CHAT, body))["status"] == 400
 
     run(tmp_path, go, services=(OBEDIENT,))
+
+
+def test_what_a_task_returns_beside_openais_shape_is_sent(tmp_path: Path) -> None:
+    async def go(bench: Bench) -> None:
+        extra = {"meaning": [3.0, 4.0, 5.0, 6.0], "mood": {"joy": 0.5}}
+        answer = await bench.json(CHAT, HELLO)
+        assert answer["choices"][0]["atoll"] == {"answer": extra}
+        chunks = await bench.events(CHAT, HELLO | {"stream": True})
+        with_more = [c["choices"][0] for c in chunks if "atoll" in c["choices"][0]]
+        assert [(c["finish_reason"], c["atoll"]["answer"]) for c in with_more] == [("stop", extra)]
+
+    service = GraphService(name="omni", tasks={"chat": f"{HERE}:MeaningfulAssistant"})
+    run(tmp_path, go, services=(service,))
+
+
+def test_what_was_heard_is_sent_with_the_answer(tmp_path: Path) -> None:
+    async def go(bench: Bench) -> None:
+        answer = await bench.json(CHAT, HELLO | {"messages": message(SOUND)})
+        assert answer["choices"][0]["atoll"] == {"answer": {"heard": ["1000 steps"]}}
+
+    run(tmp_path, go)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "task", "field", "reason"),
+    [
+        ("chat", "RawAssistant", "tasks.chat.raw", "of type bytes, which cannot be sent"),
+        ("speech", "MoodySpeaker", "tasks.speech.mood", "sends sound alone"),
+        ("chat", "Wordless", "tasks.chat", "answers without text"),
+        ("chat", "Texter", "tasks.chat", "answers with str"),
+        ("images", "ToySpeech", "tasks.images", "answers without images"),
+    ],
+)
+def test_a_task_whose_answer_cannot_be_sent_is_refused_when_it_is_loaded(
+    tmp_path: Path, endpoint: Any, task: str, field: str, reason: str
+) -> None:
+    service = GraphService(name="omni", tasks={endpoint: f"{HERE}:{task}"})
+    with pytest.raises(InputError, match=reason) as caught:
+        Bench(tmp_path, services=(service,))
+    assert caught.value.field == field
+
+
+def test_a_task_that_does_not_say_what_it_answers_is_checked_when_it_does(tmp_path: Path) -> None:
+    async def go(bench: Bench) -> None:
+        error = await bench.refused(CHAT, HELLO)
+        assert error["message"] == "tasks.chat.raw: bytes cannot be sent"
+
+    service = GraphService(name="omni", tasks={"chat": f"{HERE}:Untyped"})
+    run(tmp_path, go, services=(service,))
 
 
 def test_fields_without_effect_are_taken(tmp_path: Path) -> None:

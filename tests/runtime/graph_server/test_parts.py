@@ -15,11 +15,11 @@ from tests.runtime.graph_server.toys import HERE
 )
 def test_only_tasks_are_loaded(where: str) -> None:
     with pytest.raises(InputError, match="module:Class"):
-        load_task(where, {})
+        load_task(where, {}, "chat")
 
 
 def test_components_of_a_task_follow_its_options() -> None:
-    task = load_task(f"{HERE}:ToyAssistant", {"sees": False, "chat": "other-chat"})
+    task = load_task(f"{HERE}:ToyAssistant", {"sees": False, "chat": "other-chat"}, "chat")
     assert components_of(task) == {"toy-encoder", "toy-decoder", "other-chat", "toy-voice"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,7 +24,7 @@ from atoll.tasks.library.shapes import (
     Turn,
 )
 from atoll.tasks.task import Task, UnitTask, as_stream
-from atoll.tasks.values import Value
+from atoll.tasks.values import Handle, Value
 
 RATE_HZ = 24_000
 HERE = "tests.runtime.graph_server.toys"
@@ -236,6 +237,66 @@ class ObedientAssistant(ToyAssistant):
     """Hands on everything that a chat may ask."""
 
     obeys = frozenset({"tools", "response_format", "logprobs", "n"})
+
+
+@dataclass(frozen=True)
+class ReplyWithMeaning:
+    """A reply, and things that OpenAI's shape does not know."""
+
+    text: str
+    audio: list[Any] | None
+    meaning: Handle
+    mood: dict[str, float]
+    note: str | None = None
+
+
+class MeaningfulAssistant(Task[Turn, ReplyWithMeaning]):
+    """Says hello, and what that means."""
+
+    def setup(self) -> None:
+        self.chat = ChatUnit("toy-chat", streams=True)
+        self.embed = UnitTask("toy-embedder")
+
+    def invoke(self, request: Turn) -> ReplyWithMeaning:
+        text = self.chat(messages=request.messages)
+        found = self.embed(text="abc")
+        return ReplyWithMeaning(text, None, found["embedding"], {"joy": 0.5})
+
+
+@dataclass(frozen=True)
+class RawReply:
+    text: str
+    raw: bytes
+
+
+class RawAssistant(Task[Turn, RawReply]):
+    """Answers with what no JSON can say."""
+
+
+@dataclass(frozen=True)
+class MoodySpeech:
+    audio: list[Any]
+    mood: str
+
+
+class MoodySpeaker(Task[SpeechOrder, MoodySpeech]):
+    """Speaks, and says how."""
+
+
+class Wordless(Task[Turn, Embeddings]):
+    """Answers a chat without text."""
+
+
+class Texter(Task[Turn, str]):
+    """Answers a chat with nothing but a text."""
+
+
+class Untyped(Task):  # type: ignore[type-arg]
+    """Does not say what it answers, which cannot be sent."""
+
+    def invoke(self, request: Any) -> Any:
+        del request
+        return RawReply("hello", b"raw")
 
 
 class ToyTranscription(Task[Clip, Transcript]):

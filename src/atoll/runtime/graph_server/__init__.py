@@ -10,7 +10,8 @@ A request, step by step:
 4. Its task (`graph_services`) runs; `dispatch` sends every invocation to its executor (`executor_links`);
    `recovery` and `request_leases` decide what happens when one is lost: try another, resume, or make an
    input again.
-5. The answer goes out as it comes (`graph_request`); `request_usage` counts, `request_traces` shows where
+5. The answer goes out as it comes (`graph_request`), what OpenAI's shape does not know in a field of its own
+   (`answer_shapes`); `request_usage` counts, `request_traces` shows where
    time went.
 6. Everything it held is released, however it ended.
 

@@ -310,6 +310,7 @@ class _ChatWriter:
                     "message": message,
                     "logprobs": self._logprobs(answer.logprobs),
                     "finish_reason": answer.finish_reason,
+                    **_extension(await request.more(reply, index)),
                 }
             )
         body = self._head | {"choices": choices, "usage": request.usage.chat()} | request.extras()
@@ -317,7 +318,7 @@ class _ChatWriter:
 
     async def _spoken(self, reply: Reply, index: int) -> dict[str, Any]:
         speech = SpokenAudio()
-        for sound in reply.audio or ():
+        for sound in getattr(reply, "audio", None) or ():
             await speech.add(sound, self._request, index)
         self._request.usage.speech_s += speech.seconds
         form = "pcm" if (self._fields.audio or _WAV).format == "pcm16" else "wav"
@@ -349,7 +350,7 @@ class _ChatWriter:
                         yield (b"" if begun else roles) + new
                         begun = True
             request.usage.speech_s = sum(each.seconds for each in speech)
-            yield (b"" if begun else roles) + self._end()
+            yield (b"" if begun else roles) + await self._end()
         except ApiError as error:
             _in_body(error)
             if not begun:
@@ -379,7 +380,7 @@ class _ChatWriter:
             delta = delta | {"tool_calls": calls}
         return self._chunk(index, delta, logprobs=logprobs) if delta or logprobs else b""
 
-    def _end(self) -> bytes:
+    async def _end(self) -> bytes:
         ends = []
         for index, answer in enumerate(self._request.answers):
             delta: dict[str, Any] = {}
@@ -387,9 +388,10 @@ class _ChatWriter:
                 delta = {"audio": {"id": self._audio_ids[index], "expires_at": self._created}}
             last = index == len(self._request.answers) - 1
             extras = self._request.extras() if last else {}
+            more = await self._request.more(answer.run.answer(), index)
             ends += [
                 self._news(index, {}),
-                self._chunk(index, delta, finish=answer.finish_reason, **extras),
+                self._chunk(index, delta, finish=answer.finish_reason, more=more, **extras),
             ]
         options = self._fields.stream_options
         if options is not None and options.include_usage:
@@ -403,14 +405,20 @@ class _ChatWriter:
         *,
         finish: str | None = None,
         logprobs: list[dict[str, Any]] | None = None,
+        more: dict[str, Any] | None = None,
         **extras: Any,
     ) -> bytes:
         shown = self._logprobs(logprobs) if logprobs else None
         choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish}
-        return self._event({"choices": [choice], **extras})
+        return self._event({"choices": [choice | _extension(more)], **extras})
 
     def _logprobs(self, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
         return {"content": entries, "refusal": None} if self._fields.logprobs else None
 
     def _event(self, rest: dict[str, Any]) -> bytes:
         return b"data: " + msgspec.json.encode(self._head | rest) + b"\n\n"
+
+
+def _extension(more: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what is added to a choice: what its answer holds beside OpenAI's shape."""
+    return {"atoll": {"answer": more}} if more else {}

@@ -67,4 +67,5 @@ async def answer_embedding(fields: EmbeddingFields, request: GraphRequest) -> An
         "data": data,
         "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
     }
-    return Response(msgspec.json.encode(answer | request.extras()), headers=request.headers())
+    answer |= request.extras(await request.more(found))
+    return Response(msgspec.json.encode(answer), headers=request.headers())

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.core.errors import AtollError, InputError
+from atoll.runtime.graph_server.answer_shapes import AnswerExtras
 from atoll.runtime.graph_server.dispatch import Observer, RequestDispatcher
 from atoll.runtime.graph_server.executor_links import ExecutorFleet
 from atoll.runtime.graph_server.graph_config import Endpoint, GraphServerConfig
@@ -152,12 +153,18 @@ class GraphRequest:
         shown = ((PATH_HEADER, self._path()),)
         return (*shown, (USAGE_HEADER, self.usage.header())) if usage else shown
 
-    def extras(self) -> dict[str, Any]:
-        """Return what is put into answers of requests that want to be traced."""
-        if not self.traced:
-            return {}
-        self._describe()
-        return {"atoll": {"trace": self.trace.shown()}}
+    async def more(self, answer: Any, number: int = 0) -> dict[str, Any]:
+        """Return what an answer of the task holds that the shape of its endpoint does not know."""
+        dispatcher = self.answers[number].dispatcher
+        return await AnswerExtras(self.endpoint, dispatcher.array).write(answer)
+
+    def extras(self, more: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the extension field of a body: `more` of the answer, and the trace where that is wanted."""
+        shown: dict[str, Any] = {"answer": more} if more else {}
+        if self.traced:
+            self._describe()
+            shown["trace"] = self.trace.shown()
+        return {"atoll": shown} if shown else {}
 
     async def close(self, status: int) -> None:
         """End it: nothing of it is kept anywhere."""

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from atoll.core.errors import InputError
+from atoll.runtime.graph_server.answer_shapes import check_answer
 from atoll.runtime.graph_server.graph_config import (
     ENDPOINT_PATHS,
     Endpoint,
@@ -26,7 +27,8 @@ class LoadedService:
         self.config = config
         self.name = config.name
         self.tasks: dict[Endpoint, Task[Any, Any]] = {
-            endpoint: load_task(where, config.options) for endpoint, where in config.tasks.items()
+            endpoint: load_task(where, config.options, endpoint)
+            for endpoint, where in config.tasks.items()
         }
         self.components = tuple(
             sorted({name for task in self.tasks.values() for name in components_of(task)})
@@ -57,8 +59,8 @@ class LoadedService:
         }
 
 
-def load_task(where: str, options: dict[str, Any]) -> Task[Any, Any]:
-    """Return the task that "module:Class" names, set up with these options."""
+def load_task(where: str, options: dict[str, Any], endpoint: Endpoint) -> Task[Any, Any]:
+    """Return the task that "module:Class" names, set up with these options to answer an endpoint."""
     module, sign, name = where.partition(":")
     hint = 'name it as "module:Class", a subclass of atoll.tasks.task.Task'
     if not sign:
@@ -69,6 +71,7 @@ def load_task(where: str, options: dict[str, Any]) -> Task[Any, Any]:
         raise InputError(f"{where[:100]}: {error}", field="tasks", hint=hint) from error
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise InputError(f"{where[:100]} is no task", field="tasks", hint=hint)
+    check_answer(endpoint, found)
     return found(options)
 
 

@@ -89,7 +89,8 @@ async def answer_image(fields: ImageFields, request: GraphRequest) -> Answer:
         "seed": seed,
         "usage": usage,
     }
-    return Response(msgspec.json.encode(answer | request.extras()), headers=request.headers())
+    answer |= request.extras(await request.more(drawings))
+    return Response(msgspec.json.encode(answer), headers=request.headers())
 
 
 async def _png(handle: Any, request: GraphRequest) -> str:

@@ -95,7 +95,7 @@ async def answer_transcription(form: TranscriptionOrder, request: GraphRequest) 
             "duration": round(request.media.audio_s, 3),
             "segments": _segments(transcript),
         }
-    answer |= request.extras()
+    answer |= request.extras(await request.more(transcript))
     return Response(msgspec.json.encode(answer), headers=request.headers())
 
 
@@ -105,7 +105,7 @@ def _segments(transcript: Transcript) -> list[dict[str, Any]]:
         {"id": number, "start": round(start_s, 3), "end": round(end_s, 3)}
         for number, (start_s, end_s) in enumerate(transcript.segments)
     ]
-    texts = transcript.texts or [transcript.text]
+    texts = getattr(transcript, "texts", None) or [transcript.text]
     if len(texts) == len(segments):
         for segment, text in zip(segments, texts, strict=True):
             segment["text"] = text
@@ -123,7 +123,7 @@ async def _events(request: GraphRequest) -> AsyncGenerator[bytes, None]:
     if transcript.text:
         yield _event({"type": "transcript.text.delta", "delta": transcript.text})
     done = {"type": "transcript.text.done", "text": transcript.text, "usage": _usage(request)}
-    yield _event(done | request.extras())
+    yield _event(done | request.extras(await request.more(transcript)))
 
 
 def _event(body: dict[str, Any]) -> bytes:
