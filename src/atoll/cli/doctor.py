@@ -65,6 +65,7 @@ EXTRAS: tuple[Extra, ...] = (
         "serving any-to-any models: speech, pictures, embeddings",
     ),
     Extra("sound", ("soundfile",), "FLAC, MP3 and Ogg from clients"),
+    Extra("media", ("av",), "MP4, WebM, M4A from clients; MP3, Opus for them"),
     Extra("aic", ("aiconfigurator-core",), "comparing predictions with AIConfigurator's tables"),
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
     Extra("plan", ("numba", "highspy", "scipy"), "finding plans and simulating them"),

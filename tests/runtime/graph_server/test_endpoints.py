@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import struct
+import sys
 import wave
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -486,7 +487,7 @@ def test_speech_as_a_file_and_streamed_as_wav_and_pcm(tmp_path: Path) -> None:
         ({"input": ""}, "input"),
         ({"input": "  "}, "input"),
         ({"input": "x" * 5000}, "input"),
-        ({"response_format": "mp3"}, "response_format"),
+        ({"response_format": "aac"}, "response_format"),
         ({"speed": 9.0}, "speed"),
         ({"instructions": "whisper"}, "instructions"),
     ],
@@ -496,6 +497,50 @@ def test_speech_that_cannot_be_spoken(tmp_path: Path, change: Any, param: str) -
         body = {"model": "omni", "input": "Hi.", "voice": "heart"}
         error = await bench.refused("/v1/audio/speech", body | change)
         assert (error["status"], error["param"]) == (400, param)
+
+    run(tmp_path, go)
+
+
+def test_speech_as_mp3_and_opus(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="needs the extra 'media'")
+
+    async def go(bench: Bench) -> None:
+        body = {"model": "omni", "input": "Good day. How are you?", "voice": "heart"}
+        for kind, begins in (("mp3", b"\xff"), ("opus", b"OggS")):
+            asked = body | {"response_format": kind}
+            _, headers, whole = await bench.ask("/v1/audio/speech", asked)
+            assert whole.startswith(begins)
+            assert json.loads(headers["x-atoll-usage"])["speech_seconds"] > 0
+            events = await bench.events("/v1/audio/speech", asked | {"stream_format": "sse"})
+            *deltas, done = events
+            pieces = [base64.b64decode(event["audio"]) for event in deltas]
+            assert all(pieces)
+            assert pieces[0].startswith(begins)
+            assert done["usage"]["speech_seconds"] > 0
+            error = await bench.refused("/v1/audio/speech", asked | {"stream_format": "audio"})
+            assert (error["status"], error["param"]) == (400, "stream_format")
+            spoken = HELLO | {"modalities": ["text", "audio"], "audio": {"format": kind}}
+            answer = await bench.json(CHAT, spoken)
+            data = base64.b64decode(answer["choices"][0]["message"]["audio"]["data"])
+            assert data.startswith(begins)
+
+    run(tmp_path, go)
+
+
+def test_packed_speech_names_the_extra_where_it_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+
+    async def go(bench: Bench) -> None:
+        order: dict[str, Any] = {"model": "omni", "input": "Hi.", "response_format": "mp3"}
+        error = await bench.refused("/v1/audio/speech", order)
+        assert (error["status"], error["param"]) == (400, "response_format")
+        assert "needs the extra 'media'" in error["message"]
+        chat = HELLO | {"modalities": ["text", "audio"], "audio": {"format": "opus"}}
+        error = await bench.refused(CHAT, chat)
+        assert (error["status"], error["param"]) == (400, "audio.format")
+        assert bench.fleet.calls == []
 
     run(tmp_path, go)
 
@@ -515,7 +560,12 @@ def form(file: bytes | None, **fields: str) -> tuple[bytes, dict[bytes, bytes]]:
 def test_choices_are_listed_where_a_value_is_none_of_them(tmp_path: Path) -> None:
     async def go(bench: Bench) -> None:
         asked: list[tuple[str, Any, str, str]] = [
-            ("/v1/audio/speech", {"input": "Hi", "response_format": "mp3"}, "", "use pcm or wav"),
+            (
+                "/v1/audio/speech",
+                {"input": "Hi", "response_format": "aac"},
+                "",
+                "use mp3 or opus or pcm or wav",
+            ),
             (
                 "/v1/chat/completions",
                 {"messages": [{"role": "user", "content": "Hi"}], "modalities": ["smell"]},

@@ -113,7 +113,7 @@ def test_a_sound_ends_where_its_file_ends(claimed: int) -> None:
         (b"RIFF\0\0\0\0WAVE" + b"junk\0\0\0\0" * 1001, "invalid_media"),
         (b"garbage", "invalid_media"),
         (b"\x89PNG\r\n\x1a\n", "unsupported_media"),
-        (b"\0\0\0\x18ftypM4A ", "unsupported_media"),
+        (b"\0\0\0\x18ftypheic", "unsupported_media"),
     ],
 )
 def test_what_is_no_sound(data: bytes, code: str) -> None:

@@ -27,7 +27,7 @@ from atoll.core.request_parameters import (
 )
 from atoll.runtime.graph_server.graph_request import GraphRequest, prime
 from atoll.runtime.graph_server.request_fields import read_fields, refuse_unless
-from atoll.runtime.graph_server.speech_endpoint import SpokenAudio, speech_bytes
+from atoll.runtime.graph_server.speech_endpoint import SpokenAudio, check_form, speech_bytes
 from atoll.runtime.http.handlers import Answer, EventStream, Response
 from atoll.runtime.http.http_server import Request
 from atoll.runtime.openai import ApiError, StreamOptions, error_body, join_calls
@@ -95,7 +95,7 @@ class SpokenFields(Struct, forbid_unknown_fields=True):
     """How an answer is to sound."""
 
     voice: Annotated[str, Meta(min_length=1, max_length=100)] = DEFAULT_VOICE
-    format: Literal["wav", "pcm16"] = "wav"
+    format: Literal["wav", "pcm16", "mp3", "opus"] = "wav"
 
 
 class ChatFields(GraphParameters, kw_only=True, forbid_unknown_fields=True):
@@ -181,6 +181,7 @@ def read_chat(request: Request) -> ChatFields:
     fields = read_fields(ChatFields, request.body)
     if fields.wants_audio and fields.stream and (fields.audio or _WAV).format != "pcm16":
         raise ApiError(400, "audio.format: a stream needs pcm16", param="audio.format")
+    check_form((fields.audio or _WAV).format, "audio.format")
     if fields.audio is not None and not fields.wants_audio:
         raise ApiError(
             400, 'audio: given, but modalities is not ["text", "audio"]', param="modalities"
@@ -321,7 +322,7 @@ class _ChatWriter:
         for sound in getattr(reply, "audio", None) or ():
             await speech.add(sound, self._request, index)
         self._request.usage.speech_s += speech.seconds
-        form = "pcm" if (self._fields.audio or _WAV).format == "pcm16" else "wav"
+        form = (self._fields.audio or _WAV).format.removesuffix("16")
         data = await self._request.encode(speech.size, lambda: speech_bytes(speech, form))
         return {
             "id": self._audio_ids[index],

@@ -22,6 +22,8 @@ from atoll.runtime.graph_server.graph_request import GraphRequest, prime
 from atoll.runtime.graph_server.request_fields import read_fields, refuse_unless
 from atoll.runtime.http.handlers import Answer, ByteStream, EventStream, Response
 from atoll.runtime.http.http_server import Request
+from atoll.runtime.media.av_files import WRITERS, SoundWriter, need_av
+from atoll.runtime.media.media_errors import MediaError
 from atoll.runtime.media.sounds import (
     PCM_RATE_HZ,
     SOUND_TYPES,
@@ -37,9 +39,11 @@ if TYPE_CHECKING:
 
 
 class SpokenAudio:
-    """Sounds of one answer, in order."""
+    """Sounds of one answer, in order; `form` is what they are written as while they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: str = "pcm") -> None:
+        self._form = form
+        self._writer: SoundWriter | None = None
         self.seconds = 0.0
         self.rate_hz = 0
         self.size = 0
@@ -49,7 +53,7 @@ class SpokenAudio:
     async def add(
         self, sound: dict[str, Any], request: GraphRequest, number: int = 0, *, keep: bool = True
     ) -> bytes:
-        """Take the next sound of an answer, and return it as 16-bit samples."""
+        """Take the next sound of an answer, and return it as it is sent, nothing where it is kept."""
         samples = await request.array(sound["samples"], number)
         rate_hz = int(sound["rate_hz"])
         if self.rate_hz not in (0, rate_hz):
@@ -62,7 +66,18 @@ class SpokenAudio:
             self.sounds.append(samples)
             self.size += samples.nbytes
             return b""
-        return await request.encode(samples.nbytes, lambda: pcm16(samples))
+        return await request.encode(samples.nbytes, lambda: self._written(samples))
+
+    def end(self) -> bytes:
+        """Return what is still to be sent after the last sound."""
+        return b"" if self._writer is None else self._writer.end()
+
+    def _written(self, samples: NDArray[np.float32]) -> bytes:
+        if self._form not in WRITERS:
+            return pcm16(samples)
+        if self._writer is None:
+            self._writer = SoundWriter(self._form, self.rate_hz, streamed=True)
+        return self._writer.add(samples)
 
     def check_pcm(self, data: bytes) -> bytes:
         """Return samples that are sent without a header; they must be of the rate everybody expects."""
@@ -73,11 +88,24 @@ class SpokenAudio:
 
 
 def speech_bytes(speech: SpokenAudio, form: str) -> bytes:
-    """Return everything that was kept as one file, "wav" or "pcm"."""
+    """Return everything that was kept as one file, or as bare samples ("pcm")."""
     whole = np.concatenate(speech.sounds) if speech.sounds else np.zeros(0, np.float32)
     if form == "pcm":
         return speech.check_pcm(pcm16(whole)) if speech.sounds else b""
+    if form in WRITERS:
+        writer = SoundWriter(form, speech.rate_hz or PCM_RATE_HZ, streamed=False)
+        writer.add(whole)
+        return writer.end()
     return encode_wav(whole, speech.rate_hz or PCM_RATE_HZ)
+
+
+def check_form(form: str, param: str) -> None:
+    """Refuse a format that cannot be written on this server."""
+    if form in WRITERS:
+        try:
+            need_av(f"writing {form}")
+        except MediaError as error:
+            raise ApiError(400, f"{param}: {error.message}", param=param, code=error.code) from None
 
 
 class SpeechFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +114,7 @@ class SpeechFields(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Name
     input: Annotated[str, Meta(min_length=1)]
     voice: Annotated[str, Meta(min_length=1, max_length=100)] = "heart"
-    response_format: Literal["wav", "pcm"] = "wav"
+    response_format: Literal["wav", "pcm", "mp3", "opus"] = "wav"
     speed: Annotated[float, Meta(ge=0.25, le=4.0)] = 1.0
     stream_format: Literal["audio", "sse"] | None = None
     instructions: str | None = None
@@ -103,6 +131,11 @@ def read_speech(request: Request) -> SpeechFields:
     """Read a request; what is wrong with it is an ApiError."""
     fields = read_fields(SpeechFields, request.body)
     refuse_unless(fields, {"instructions": ("",)})
+    check_form(fields.response_format, "response_format")
+    if fields.stream_format == "audio" and fields.response_format in WRITERS:
+        # Nobody could say, or see from its bytes, how many seconds there were.
+        message = f"stream_format: {fields.response_format} is streamed as sse; or leave it out"
+        raise ApiError(400, message, param="stream_format")
     if not fields.input.strip():
         raise ApiError(400, "input: there is nothing to say", param="input")
     return fields
@@ -141,7 +174,7 @@ async def _whole(fields: SpeechFields, request: GraphRequest) -> Response:
 
 
 async def _sounds(fields: SpeechFields, request: GraphRequest) -> AsyncGenerator[bytes, None]:
-    speech = SpokenAudio()
+    speech = SpokenAudio(fields.response_format)
     try:
         async with contextlib.aclosing(request.events()) as events:
             async for event in events:
@@ -151,8 +184,12 @@ async def _sounds(fields: SpeechFields, request: GraphRequest) -> AsyncGenerator
                 data = await speech.add(event.value, request, keep=False)
                 if fields.response_format == "pcm":
                     yield speech.check_pcm(data)
-                else:
+                elif fields.response_format == "wav":
                     yield data if headed else wav_stream_header(speech.rate_hz) + data
+                elif data:
+                    yield data
+        if rest := speech.end():
+            yield rest
     finally:
         # Not before: the headers, sent with the first sentence, would call it all.
         request.usage.speech_s = speech.seconds

@@ -27,6 +27,8 @@ class MediaLimits(Frozen):
     """Longer sounds are heard in pieces of at most so many seconds, cut in quiet places."""
     audios: int = Field(8, ge=1)
     video_bytes: int = Field(25 * 2**20, ge=1)
+    video_s: float = Field(600.0, gt=0)
+    """Of MP4 and WebM, which pack a long one well."""
     video_frames: int = Field(64, ge=1)
     video_side: int = Field(768, ge=1)
     videos: int = Field(2, ge=1)

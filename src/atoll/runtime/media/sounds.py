@@ -1,6 +1,7 @@
 """Sound from strangers, decoded within bounds; and sound written.
 
-WAV is read here. FLAC, MP3 and Ogg are read where the extra "sound" is installed, by libsndfile.
+WAV is read here. FLAC, MP3 and Ogg are read where the extra "sound" is installed, by libsndfile; MP4, M4A,
+WebM and AAC where "media" is, by FFmpeg (`av_files`), which also writes MP3 and Opus.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atoll.runtime.media.av_files import READERS, decode_av_sound
 from atoll.runtime.media.media_errors import MediaError, unsupported
 from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.media.pictures import check_bytes
@@ -36,8 +38,8 @@ __all__ = [
 
 PCM_RATE_HZ = 24_000
 """The rate of "pcm", which has no header to say it."""
-SOUND_TYPES = {"wav": "audio/wav", "pcm": "audio/pcm", "flac": "audio/flac"}
-"""The formats that may be written, and what HTTP calls them; "flac" needs the extra "sound"."""
+SOUND_TYPES = {"wav": "audio/wav", "pcm": "audio/pcm", "mp3": "audio/mpeg", "opus": "audio/ogg"}
+"""The formats that may be written, and what HTTP calls them; "mp3" and "opus" need the extra "media"."""
 _PACKED_KINDS = ("flac", "mp3", "ogg")
 _BLOCK_S = 10
 _MAX_CHANNELS = 32
@@ -52,6 +54,8 @@ def decode_sound(data: bytes, limits: MediaLimits) -> tuple[NDArray[np.float32],
         return read_wav(data, limits)
     if kind in _PACKED_KINDS:
         return _decode_packed(data, kind, limits)
+    if kind in READERS:
+        return decode_av_sound(data, kind, limits)
     if kind is None:
         raise MediaError("no sound begins like this; send wav")
     raise unsupported(f"{kind} is not read as sound; send wav")

@@ -1,7 +1,7 @@
-"""Video from strangers: a few frames out of what can be decoded without a heavy library.
+"""Video from strangers: a few frames.
 
-Moving GIF, WebP and PNG through Pillow, and AVI of JPEGs ("MJPEG"), whose frames are pictures. MP4 and WebM
-are refused: their decoders are large and are attacked often.
+Moving GIF, WebP and PNG through Pillow, and AVI of JPEGs ("MJPEG"), whose frames are pictures, need no heavy
+library. MP4 and WebM are read where the extra "media" is installed (`av_files`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from atoll.runtime.media.av_files import decode_av_video
 from atoll.runtime.media.media_errors import MediaError, too_large, unsupported
 from atoll.runtime.media.media_headers import gif_blocks, picture_size, png_chunks
 from atoll.runtime.media.media_limits import MediaLimits
@@ -42,6 +43,8 @@ def decode_video(data: bytes, limits: MediaLimits) -> list[NDArray[np.uint8]]:
     kind = sniff(data)
     if kind == "avi":
         return _avi(data, limits)
+    if kind in ("mp4", "webm"):
+        return decode_av_video(data, kind, limits)
     if kind not in ("gif", "webp", "png"):
         named = kind or "this kind of file"
         raise unsupported(
