@@ -197,6 +197,48 @@ async def test_leases_are_renewed_while_the_request_lives() -> None:
     assert len(fleet.renewed) == 1
 
 
+async def test_sentences_of_an_answer_are_spread_over_copies_while_the_first_is_at_work() -> None:
+    fleet, dispatcher = bench("ab")
+    gates = [asyncio.Event() for _ in range(4)]
+    call = fleet.call
+
+    async def slowly(executor: str, order: Any) -> Any:
+        await gates[order.inputs["seed"]].wait()
+        return await call(executor, order)
+
+    fleet.call = slowly  # type: ignore[method-assign]
+
+    def start(piece: int) -> asyncio.Task[Any]:
+        return asyncio.create_task(
+            dispatcher.call(invocation(0, "encode", piece=piece, seed=piece))
+        )
+
+    running = [start(piece) for piece in range(4)]
+    while len(dispatcher.trace.invocations) < 4:
+        await asyncio.sleep(0)
+    for gate in reversed(gates):
+        gate.set()
+    await asyncio.gather(*running)
+    # Its own first, then whoever works on fewer.
+    where = [entry.executor for entry in dispatcher.trace.invocations]
+    assert where == ["a", "b", "a", "b"]
+    # Once its own has nothing to do, it is asked alone; so is all that is no piece.
+    await start(3)
+    await asyncio.gather(*(dispatcher.call(invocation(n, "encode", seed=1)) for n in (1, 2)))
+    assert [entry.executor for entry in dispatcher.trace.invocations[4:]] == ["a", "a", "a"]
+
+
+async def test_a_sentence_whose_copy_breaks_is_spoken_by_another() -> None:
+    fleet, dispatcher = bench()
+    fleet.script["b"].append(TroubleError("lost", "gone"))
+    spoken = await asyncio.gather(
+        *(dispatcher.call(invocation(0, "encode", piece=piece, seed=piece)) for piece in (0, 1))
+    )
+    assert len(spoken) == 2
+    second = dispatcher.trace.invocations[1].shown()
+    assert (second["executor"], second["troubles"]) == ("a", ["b: lost"])
+
+
 async def test_dynamic_routing_takes_the_shortest_queue_and_keeps_pieces_together() -> None:
     fleet, dispatcher = bench("abc", dynamic=True)
     fleet.queues = {"a": 4, "b": 1, "c": 2}

@@ -170,3 +170,21 @@ def test_a_replacement_is_kept_and_shown() -> None:
     assert other in ("think-1", "all-0")
     assert route.executor("chat") == other
     assert route.describe() == f"llm={other}"
+
+
+def test_pieces_are_spread_within_the_step_of_the_path() -> None:
+    router = PathRouter(
+        service(path("text", 1.0, step("llm", think_0=0.5, think_1=0.5))), EXECUTORS
+    )
+    route = router.route(TEXT)
+    own = route.executor("chat")
+    other = {"think-0": "think-1", "think-1": "think-0"}[str(own)]
+    assert route.spread("chat", {}) == own
+    assert route.spread("chat", {str(own): 1}) == other
+    # all-0 runs it too, but the plan does not send this path there.
+    assert route.spread("chat", {str(own): 1, other: 1}) == own
+    assert route.spread("chat", {str(own): 1}, {other}) == own
+    assert route.executor("chat") == own
+    apart = PathRouter(service(), EXECUTORS).route(TEXT)
+    first = str(apart.executor("encoder"))
+    assert apart.spread("encoder", {first: 1}) not in (None, first)

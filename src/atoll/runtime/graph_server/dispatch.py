@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from atoll.runtime.graph_server.executor_links import ExecutorFleet, ExecutorOrder, ExecutorOutcome
@@ -70,6 +71,8 @@ class RequestDispatcher:
         self._made: dict[_Key, tuple[Invocation, Value]] = {}
         self._locks: dict[_Key, asyncio.Lock] = {}
         self._kept: dict[int, str] = {}
+        self._pieces: dict[str, Counter[str]] = {}
+        """By component, how many pieces of cut streams every executor is at work on."""
 
     async def call(self, invocation: Invocation) -> Value:
         """Run an invocation and return what it gives."""
@@ -80,7 +83,8 @@ class RequestDispatcher:
             order = self._order(invocation, invocation.inputs)
             began_s = self.trace.now_s()
             try:
-                outcome = await self._fleet.call(executor, order)
+                with self._at_work(invocation, executor):
+                    outcome = await self._fleet.call(executor, order)
             except TroubleError as trouble:
                 await self._mend(recovery, executor, trouble, entry, began_s)
                 continue
@@ -175,7 +179,24 @@ class RequestDispatcher:
             return step.executor
 
     def _static(self, invocation: Invocation) -> Callable[[Collection[str]], str | None]:
-        return lambda closed: self.route.executor(invocation.component, closed)
+        component = invocation.component
+        if invocation.piece is None:
+            return lambda closed: self.route.executor(component, closed)
+        return lambda closed: self.route.spread(component, self._pieces_of(component), closed)
+
+    def _pieces_of(self, component: str) -> Counter[str]:
+        return self._pieces.setdefault(component, Counter())
+
+    @contextlib.contextmanager
+    def _at_work(self, invocation: Invocation, executor: str) -> Iterator[None]:
+        """Note that an executor is at work on an invocation, if that is a piece of a cut stream."""
+        count = int(invocation.piece is not None)
+        pieces = self._pieces_of(invocation.component)
+        pieces[executor] += count
+        try:
+            yield
+        finally:
+            pieces[executor] -= count
 
     async def _picker(self, invocation: Invocation) -> Callable[[Collection[str]], str | None]:
         """Ask every executor for its queue; the shortest is taken, pieces of a stream stay together."""

@@ -55,12 +55,16 @@ class WeightedRoundRobin:
 class RequestRoute:
     """The executors of one request: those of its path, and others as they are needed.
 
-    An executor is kept for all invocations of a component, the pieces of a cut stream among them, until it
-    fails; `replace` then names another one for the rest of the request.
+    An executor is kept for all invocations of a component until it fails; `replace` then names another one
+    for the rest of the request. Pieces of a cut stream go to it too, but while it is at work on one of them
+    the next goes to a copy of it (`spread`): their answers are put in order whoever gives them.
     """
 
     def __init__(
-        self, klass: str, steps: Sequence[tuple[tuple[str, ...], str]], router: PathRouter
+        self,
+        klass: str,
+        steps: Sequence[tuple[tuple[str, ...], str, WeightedRoundRobin]],
+        router: PathRouter,
     ) -> None:
         self.klass = klass
         """The class of the plan whose path it takes, "" where no class fits."""
@@ -68,13 +72,15 @@ class RequestRoute:
         self._parts: dict[str, str] = {}
         self.executors: dict[str, str] = {}
         """Executor ids by component."""
-        for parts, executor in steps:
+        self._copies: dict[str, WeightedRoundRobin] = {}
+        for parts, executor, copies in steps:
             for part in parts:
                 # The first step that names a part decides.
                 self._parts.setdefault(part, executor)
                 for component in router.components_of(part):
                     if router.runs(executor, component):
                         self.executors.setdefault(component, executor)
+                        self._copies.setdefault(component, copies)
 
     def executor(self, component: str, closed: Collection[str] = ()) -> str | None:
         """Return the executor of a component that is not closed: the one it has, else another; None: none."""
@@ -85,6 +91,25 @@ class RequestRoute:
         if found is not None:
             self.replace(component, found)
         return found
+
+    def spread(
+        self, component: str, pieces: Mapping[str, int], closed: Collection[str] = ()
+    ) -> str | None:
+        """Return the executor of a piece of a cut stream, where executors work on so many others.
+
+        It is the one the component has, unless another works on fewer: of those that the step of its path
+        names, by the same weights, or of all where no path names any.
+        """
+        own = self.executor(component, closed)
+        most = 0 if own is None else pieces.get(own, 0)
+        if most == 0:
+            return own
+        taken = {*closed, *(name for name, count in pieces.items() if count >= most)}
+        copies = self._copies.get(component)
+        if copies is None:
+            return self._router.assign(component, taken) or own
+        others = {name for name in copies.names if not self._router.runs(name, component)}
+        return copies.choose(taken | others) or own
 
     def replace(self, component: str, executor: str) -> None:
         """Use another executor for a component from now on."""
@@ -175,12 +200,13 @@ class PathRouter:
         chosen = turns.choose(broken if len(broken) < len(paths) else ())
         assert chosen is not None
         number = int(chosen)
-        steps: list[tuple[tuple[str, ...], str]] = []
+        steps: list[tuple[tuple[str, ...], str, WeightedRoundRobin]] = []
         for m, step in enumerate(paths[number].steps):
-            executor = self._step_turns[klass, number, m].choose(dead)
+            turns = self._step_turns[klass, number, m]
+            executor = turns.choose(dead)
             # Without one the component is assigned when it is asked for.
             if executor is not None:
-                steps.append((step.parts, executor))
+                steps.append((step.parts, executor, turns))
         return RequestRoute(paths[number].klass, steps, self)
 
     def _klass(self, brought: Brought) -> Brought | None:
