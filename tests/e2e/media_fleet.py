@@ -184,7 +184,11 @@ def bad_requests(picture: bytes) -> list[BadRequest]:
         BadRequest("a stream of vectors", EMBEDDINGS, {"input": "a", "stream": True}, "stream"),
         BadRequest("no messages", CHAT, {"messages": []}, "messages"),
         BadRequest("no content", CHAT, {"messages": [{"role": "user", "content": []}]}, ""),
-        BadRequest("five answers", CHAT, {**_with("Hi"), "n": 5}, "n"),
+        BadRequest("nine answers", CHAT, {**_with("Hi"), "n": 9}, "n"),
+        BadRequest("a deep tool", CHAT, {**_with("Hi"), "tools": [_deep(600)]}, "tools"),
+        BadRequest(
+            "calls of none", CHAT, {**_with("Hi"), "tool_choice": "required"}, "tool_choice"
+        ),
         BadRequest("heat as text", CHAT, {**_with("Hi"), "temperature": "hot"}, "temperature"),
     ]
     # A comment is none of our business, however large it is once unpacked: it must only cost nothing.
@@ -195,6 +199,13 @@ def bad_requests(picture: bytes) -> list[BadRequest]:
 def _with(*parts: Json | str) -> Json:
     content: Any = parts[0] if isinstance(parts[0], str) else list(parts)
     return {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+
+
+def _deep(levels: int) -> Json:
+    deep: Json = {}
+    for _ in range(levels):
+        deep = {"function": deep}
+    return deep
 
 
 def _sound(data: bytes) -> Json:

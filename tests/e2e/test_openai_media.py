@@ -46,6 +46,7 @@ def test_a_fleet_of_real_components_over_the_sdk() -> None:
             texts_have_meaning(sdk)
             pictures_are_seen(sdk)
             a_spoken_question_is_answered_aloud(sdk, sound)
+            answers_have_forms_and_calls(sdk)
             what_is_used_is_in_the_ledger(fleet, sound)
             nothing_bad_gets_in(fleet)
             speech_is_heard(sdk, sound)
@@ -159,6 +160,36 @@ def a_spoken_question_is_answered_aloud(sdk: openai.OpenAI, sound: bytes) -> Non
     assert len(spoken) > 24_000
     assert usage.audio_seconds == pytest.approx((len(sound) - 44) / 48_000, abs=0.01)
     assert usage.speech_seconds == pytest.approx(len(spoken) / 48_000, abs=0.01)
+
+
+def answers_have_forms_and_calls(sdk: openai.OpenAI) -> None:
+    colours = ["red", "green", "blue"]
+    schema = {"type": "object", "properties": {"colour": {"enum": colours}}}
+    schema |= {"required": ["colour"], "additionalProperties": False}
+    order: Any = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What colour is the sky?"}],
+        "max_tokens": 40,
+        "temperature": 0,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer = sdk.chat.completions.create(**order, response_format=form, logprobs=True, n=2)
+    assert len(answer.choices) == 2
+    for choice in answer.choices:
+        assert json.loads(choice.message.content or "")["colour"] in colours
+        assert choice.logprobs is not None
+        said = "".join(entry.token for entry in choice.logprobs.content or ())
+        assert said.startswith(choice.message.content or "")
+    paint = {"type": "function", "function": {"name": "paint", "parameters": schema}}
+    called = sdk.chat.completions.create(
+        **order | {"max_tokens": 80},
+        tools=[paint],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    )
+    (call,) = called.choices[0].message.tool_calls or ()
+    assert json.loads(call.function.arguments)["colour"] in colours
+    assert called.choices[0].finish_reason == "tool_calls"
 
 
 def what_is_used_is_in_the_ledger(fleet: MediaFleet, sound: bytes) -> None:

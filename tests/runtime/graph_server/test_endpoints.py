@@ -282,6 +282,14 @@ def test_calls_and_logprobs_reach_the_client_whole_and_streamed(tmp_path: Path) 
         result = {"role": "tool", "tool_call_id": "call_1", "content": "an island"}
         told = [*HELLO["messages"], {"role": "assistant", "tool_calls": [call]}, result]
         assert (await bench.json(CHAT, HELLO | {"messages": told}))["choices"]
+        deep: dict[str, Any] = {}
+        for _ in range(600):
+            deep = {"properties": deep}
+        error = await bench.refused(CHAT, HELLO | {"tools": [deep]})
+        assert (error["status"], error["param"]) == (400, "tools")
+        told[1] = told[1] | {"tool_calls": [deep]}
+        error = await bench.refused(CHAT, HELLO | {"messages": told})
+        assert (error["status"], error["param"]) == (400, "messages[1].tool_calls")
         asked = HELLO | {"logprobs": True}
         choice = (await bench.json(CHAT, asked))["choices"][0]
         named = [entry["token"] for entry in choice["logprobs"]["content"]]

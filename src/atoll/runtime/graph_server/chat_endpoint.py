@@ -30,6 +30,7 @@ from atoll.runtime.graph_server.request_fields import read_fields, refuse_unless
 from atoll.runtime.graph_server.speech_endpoint import SpokenAudio, check_form, speech_bytes
 from atoll.runtime.http.handlers import Answer, EventStream, Response
 from atoll.runtime.http.http_server import Request
+from atoll.runtime.instance.tools.functions import MAX_DEPTH, too_deep
 from atoll.runtime.openai import ApiError, StreamOptions, error_body, join_calls
 from atoll.tasks.library.shapes import Reply, Turn
 from atoll.tasks.task import Task
@@ -157,6 +158,8 @@ class ChatFields(GraphParameters, kw_only=True, forbid_unknown_fields=True):
 
 _MAX_CHOICES = 8
 """Answers to one request; each is a run of its task."""
+_MAX_LEVELS = MAX_DEPTH + 8
+"""Of objects and lists in each other: those of a schema, and what it stands in."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -230,6 +233,8 @@ def _refuse_what_is_not_obeyed(fields: ChatFields, task: Task[Any, Any]) -> None
     refuse_unless(fields, {name: _NEUTRAL[name] for name in _NEUTRAL if name not in obeyed})
     if fields.n is not None and not 1 <= fields.n <= _MAX_CHOICES:
         raise ApiError(400, f"n: 1 to {_MAX_CHOICES} answers a request", param="n")
+    for name, value in fields.form().items():
+        _check_depth(value, name)
     if "tools" in task.obeys:
         return
     for place, message in enumerate(fields.messages):
@@ -239,6 +244,12 @@ def _refuse_what_is_not_obeyed(fields: ChatFields, task: Task[Any, Any]) -> None
             raise ApiError(400, f"{param}: this model is told of no tools", param=param)
 
 
+def _check_depth(value: Any, param: str) -> None:
+    # Whoever hands it on calls itself for every level, in this process and others.
+    if too_deep(value, _MAX_LEVELS):
+        raise ApiError(400, f"{param}: at most {_MAX_LEVELS} levels", param=param)
+
+
 async def _message(message: MessageFields, place: int, request: GraphRequest) -> dict[str, Any]:
     """Return a message as tasks take it."""
     role = "system" if message.role == "developer" else message.role
@@ -246,6 +257,7 @@ async def _message(message: MessageFields, place: int, request: GraphRequest) ->
     for name in ("tool_calls", "tool_call_id"):
         value = getattr(message, name)
         if value:
+            _check_depth(value, f"messages[{place}].{name}")
             taken[name] = value
     return taken
 
