@@ -6,8 +6,9 @@ takes invocations; `executor_client` is the other end.
     executor_config, executor_caller, workers    settings, one caller, components at work
     executor_messages, executor_wire             messages, and their bytes
     arrays, spares, store, fetching, outputs     arrays as files that processes share, held by leases
-    openai_chat                                  somebody's OpenAI-compatible server as a component
+    smollm2, openai_chat                         components: Atoll's engine, and somebody's OpenAI server
     executor_pages, figures                      health, metrics, counters
 
-May import `components`, `tasks`, `engine`, `telemetry`, `core`, and of `runtime` its HTTP.
+May import `components`, `tasks`, `engine`, `telemetry`, `core`, and of `runtime` its HTTP, and how an
+instance reads and writes chats.
 """

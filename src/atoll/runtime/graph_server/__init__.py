@@ -16,5 +16,6 @@ A request, step by step:
 6. Everything it held is released, however it ended.
 
 Code that decides does no I/O: `path_router`, `recovery`, `request_leases`. No model runs in this process.
-Imports `tasks`, `routing`, `runtime.executor`, `runtime.media` and `runtime.http`; nothing of the gateway.
+Imports `tasks`, `routing`, `runtime.executor`, `runtime.media` and `runtime.http`, and of `runtime.instance`
+how deep tools may be nested; nothing of the gateway.
 """
