@@ -164,7 +164,7 @@ def a_spoken_question_is_answered_aloud(sdk: openai.OpenAI, sound: bytes) -> Non
 
 def answers_have_forms_and_calls(sdk: openai.OpenAI) -> None:
     colours = ["red", "green", "blue"]
-    schema = {"type": "object", "properties": {"colour": {"enum": colours}}}
+    schema: dict[str, Any] = {"type": "object", "properties": {"colour": {"enum": colours}}}
     schema |= {"required": ["colour"], "additionalProperties": False}
     order: Any = {
         "model": MODEL,
@@ -172,7 +172,7 @@ def answers_have_forms_and_calls(sdk: openai.OpenAI) -> None:
         "max_tokens": 40,
         "temperature": 0,
     }
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     answer = sdk.chat.completions.create(**order, response_format=form, logprobs=True, n=2)
     assert len(answer.choices) == 2
     for choice in answer.choices:
@@ -180,14 +180,14 @@ def answers_have_forms_and_calls(sdk: openai.OpenAI) -> None:
         assert choice.logprobs is not None
         said = "".join(entry.token for entry in choice.logprobs.content or ())
         assert said.startswith(choice.message.content or "")
-    paint = {"type": "function", "function": {"name": "paint", "parameters": schema}}
-    called = sdk.chat.completions.create(
+    paint: Any = {"type": "function", "function": {"name": "paint", "parameters": schema}}
+    called: Any = sdk.chat.completions.create(
         **order | {"max_tokens": 80},
         tools=[paint],
         tool_choice="required",
         parallel_tool_calls=False,
     )
-    (call,) = called.choices[0].message.tool_calls or ()
+    (call,) = called.choices[0].message.tool_calls
     assert json.loads(call.function.arguments)["colour"] in colours
     assert called.choices[0].finish_reason == "tool_calls"
 

@@ -280,7 +280,7 @@ def test_calls_and_logprobs_reach_the_client_whole_and_streamed(tmp_path: Path) 
         assert len([d for d in deltas if "tool_calls" in d]) == 2
         assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
         result = {"role": "tool", "tool_call_id": "call_1", "content": "an island"}
-        told = [*HELLO["messages"], {"role": "assistant", "tool_calls": [call]}, result]
+        told: list[Any] = [*HELLO["messages"], {"role": "assistant", "tool_calls": [call]}, result]
         assert (await bench.json(CHAT, HELLO | {"messages": told}))["choices"]
         deep: dict[str, Any] = {}
         for _ in range(600):
