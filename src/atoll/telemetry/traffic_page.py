@@ -72,13 +72,30 @@ class InstanceEnd(_Said):
     ends_s: float
 
 
+class InstancePace(_Said):
+    """Pace of an instance over the last `seconds`, for whom it is compared with what is predicted.
+
+    `requests` are those that it answered whole and alone; of the streams among them, `tokens` after the first
+    took `sum_s` seconds together.
+    """
+
+    seconds: float = Field(gt=0)
+    requests: Counted
+    tokens: Counted
+    sum_s: Total
+
+
 class TrafficPage(_Said):
     """All that a gateway says; `routes` is the hash of those it was told, None if it was told none.
 
-    `serving` are the instances that it sends requests to.
+    `serving` are the instances that it sends requests to, `paces` how fast those of them were that answered
+    within five minutes.
     """
 
     routes: str | None = Field(None, max_length=64)
     models: dict[str, ModelTraffic] = Field(default_factory=dict)
     ends: tuple[InstanceEnd, ...] = ()
     serving: tuple[str, ...] = Field((), max_length=MAX_SERVING)
+    paces: dict[str, InstancePace] = Field(default_factory=dict, max_length=MAX_SERVING)
+
+    _without_blanks = without_blanks("paces")

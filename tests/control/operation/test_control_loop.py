@@ -126,7 +126,10 @@ class World:
     def look(self, now_s: float) -> TrafficReport:
         assert now_s == self.now_s
         window = TrafficWindow(self.rate_per_s, CHAT.lengths)
-        paces = () if self.token_s is None else (PaceSeen("chat", self.token_s, 5_000, 20.0),)
+        ready = sorted(name for name, one in self.statuses.items() if one.state == "ready")[:1]
+        paces = tuple(
+            PaceSeen(name, self.token_s, 5_000, 20.0) for name in ready if self.token_s is not None
+        )
         return TrafficReport((TrafficSeen("chat", window, window, window),), paces=paces)
 
     def route(self, routes: Sequence[Route]) -> None:
@@ -393,7 +396,7 @@ def test_a_controller_without_the_store_adopts_what_targets_describe(tmp_path: P
     assert world.serving() == len(before)
 
 
-def test_a_service_that_drifts_is_named_once_and_once_when_it_does_not_any_more(
+def test_an_instance_that_drifts_is_named_once_and_once_when_it_does_not_any_more(
     tmp_path: Path,
 ) -> None:
     world = World()
@@ -417,4 +420,5 @@ def test_a_service_that_drifts_is_named_once_and_once_when_it_does_not_any_more(
     world.token_s = float(found[1]) * 1e-3
     world.pass_time(30.0)
     own.turn()
-    assert notes()[-1] == "chat is served as fast as predicted again"
+    name = drift.partition(":")[0]
+    assert notes()[-1] == f"{name} is as fast as predicted again"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.control.decision.control_view import PaceSeen
 from atoll.control.operation.control_loop import Gateways
 from atoll.control.operation.gateways import (
     GatewayAddress,
@@ -28,6 +29,7 @@ from atoll.runtime.pool.routes import RoutesTold
 from atoll.telemetry.traffic_page import (
     GroupSums,
     InstanceEnd,
+    InstancePace,
     ModelTraffic,
     TrafficPage,
     WindowSums,
@@ -236,6 +238,18 @@ def test_groups_of_requests_are_told_and_pooled() -> None:
     edges = [one.up_to or 0.0 for one in promise.groups[:-1]]
     assert edges == sorted(edges)
     assert edges[4] == pytest.approx(500.0)
+
+
+def test_paces_of_an_instance_are_those_of_all_gateways() -> None:
+    one = InstancePace(seconds=100.0, requests=50, tokens=900, sum_s=9.0)
+    other = InstancePace(seconds=200.0, requests=100, tokens=100, sum_s=3.0)
+    idle = InstancePace(seconds=200.0, requests=1, tokens=0, sum_s=0.0)
+    pages = (
+        page({}).model_copy(update={"paces": {"chat-0": one, "chat-1": idle}}),
+        page({}).model_copy(update={"paces": {"chat-0": other}}),
+    )
+    gates = Gates({"http://a": pages[0], "http://b": pages[1]})
+    assert gates.group().look(NOW_S).paces == (PaceSeen("chat-0", 0.012, 1_000, 1.0),)
 
 
 def test_few_requests_say_nothing_about_lengths() -> None:

@@ -307,6 +307,25 @@ def test_ends_are_said_of_instances() -> None:
     assert [(e.instance, e.ends_s) for e in tally.page(0.0).ends] == [("chat-1", 400.0)]
 
 
+def test_paces_are_those_of_instances_within_five_minutes() -> None:
+    pool, tally = tally_of()
+    for name in ("s1", "s2"):
+        named = {"instance": f"chat-{name}"}
+        pool.add(Backend(id=name, url=f"fabric://{name}", models=("m",), metadata=named))
+    tally.pace("chat-s1", 5.0, 99, 2.0)
+    tally.pace("chat-s1", 25.0, 1, 3.0)
+    tally.pace("chat-s2", 25.0)
+    paces = tally.page(30.0).paces
+    assert (paces["chat-s1"].requests, paces["chat-s1"].tokens) == (2, 100)
+    assert (paces["chat-s1"].sum_s, paces["chat-s1"].seconds) == (5.0, 30.0)
+    assert (paces["chat-s2"].requests, paces["chat-s2"].tokens) == (1, 0)
+    # The first step is over five minutes old.
+    assert tally.page(319.0).paces["chat-s1"].tokens == 1
+    pool.remove("s1")
+    assert set(tally.page(320.0).paces) == {"chat-s2"}
+    assert "paces" not in tally.page(900.0).to_json()
+
+
 def test_page_survives_json() -> None:
     pool, tally = tally_of("m")
     counted = tally.find("m", 0.0)

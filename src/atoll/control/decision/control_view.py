@@ -67,12 +67,12 @@ class PromiseSeen:
 
 @dataclass(frozen=True, slots=True)
 class PaceSeen:
-    """Mean seconds per token after the first that clients of a service saw, over so many tokens.
+    """Mean seconds per token after the first that clients of an instance saw, over so many tokens.
 
-    `rate_per_s` are the requests meanwhile.
+    `rate_per_s` are the requests that it answered meanwhile.
     """
 
-    service: str
+    instance: str
     token_s: float
     tokens: int
     rate_per_s: float

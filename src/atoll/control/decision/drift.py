@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll.control.decision.control_view import PaceSeen
 from atoll.core.ids import Phase
 from atoll.perf.operating_point import operating_point
 from atoll.perf.step import analytic, step_seconds
-from atoll.plan.plan import Instance, Route
+from atoll.plan.plan import Instance
 from atoll.plan.problem import Problem
 
 MIN_TOKENS = 1_000
@@ -20,9 +19,9 @@ MAX_DRIFT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Seconds per token of a service as they came and as they are predicted at its rate of requests."""
+    """Seconds per token of an instance as they came and as they are predicted at its rate of requests."""
 
-    service: str
+    instance: str
     model: str
     node_type: str
     engine: str
@@ -43,44 +42,33 @@ class Drift:
         """Return it in words, with the command that brings predictions back to what is served."""
         served, predicted = self.served_s * 1e3, self.predicted_s * 1e3
         return (
-            f"{self.service}: tokens take {served:.1f} ms where {predicted:.1f} ms are predicted"
+            f"{self.instance}: tokens take {served:.1f} ms where {predicted:.1f} ms are predicted"
             f" ({self.share:+.0%}); measure a server that nobody uses meanwhile, and plan with --overlay"
             f" measured.yaml: atoll profile --server URL --name {self.model} --as {self.node_type} --engine"
             f" {self.engine} -o measured.yaml"
         )
 
 
-def find_drift(
-    pace: PaceSeen, instances: Iterable[Instance], routes: Sequence[Route], problem: Problem
-) -> Drift | None:
+def find_drift(pace: PaceSeen, instance: Instance, problem: Problem) -> Drift | None:
     """Return how far off the predicted time per token is; None where it cannot be compared.
 
-    Only services whose instances are whole models on a node each, both phases together, are compared: where
-    phases or layers run apart, what a client sees is not the time of a step.
+    Only whole models on a node, both phases together, are compared: where phases or layers run apart, what a
+    client sees is not the time of a step.
     """
-    service = next((one for one in problem.services if one.name == pace.service), None)
-    ways = [route for route in routes if route.service == pace.service and route.share > 0.0]
-    if service is None or pace.tokens < MIN_TOKENS or not ways:
+    service = next((one for one in problem.plain_services if one.name == instance.service), None)
+    if service is None or pace.tokens < MIN_TOKENS or instance.phase is not Phase.BOTH:
         return None
-    by_name, catalog = {one.id: one for one in instances}, problem.catalog()
+    catalog, node = problem.catalog(), instance.nodes[0]
     spec = catalog.model(service.model).llm
-    total, predicted_s = sum(way.share for way in ways), 0.0
-    kind, name = "", ""
-    for way in ways:
-        instance = by_name.get(way.instances[0])
-        if instance is None or len(way.instances) > 1 or instance.phase is not Phase.BOTH:
-            return None
-        node = instance.nodes[0]
-        if len(instance.nodes) > 1 or node.layers < spec.layers:
-            return None
-        engine = problem.run_by(instance.engine).engine_of(service)
-        steps = analytic(spec, catalog.node(node.kind), tp=node.tp, engine=engine)
-        kind, name = node.kind, engine.name
-        share = way.share / total
-        rate = pace.rate_per_s * share / (node.gpus // node.tp)
-        point = operating_point(steps, Phase.BOTH, service.lengths.mix(), 0, spec.layers, rate)
-        kinds = [(part, step_seconds(steps, batch, 0, spec.layers)) for part, batch in point.steps]
-        predicted_s += share * sum(part * seconds for part, seconds in kinds)
+    if len(instance.nodes) > 1 or node.layers < spec.layers:
+        return None
+    engine = problem.run_by(instance.engine).engine_of(service)
+    steps = analytic(spec, catalog.node(node.kind), tp=node.tp, engine=engine)
+    # Copies of the layers share what the node answers.
+    rate = pace.rate_per_s / (node.gpus // node.tp)
+    point = operating_point(steps, Phase.BOTH, service.lengths.mix(), 0, spec.layers, rate)
+    kinds = [(part, step_seconds(steps, batch, 0, spec.layers)) for part, batch in point.steps]
+    predicted_s = sum(part * seconds for part, seconds in kinds)
     if predicted_s <= 0.0:
         return None
-    return Drift(pace.service, service.model, kind, name, pace.token_s, predicted_s)
+    return Drift(instance.id, service.model, node.kind, engine.name, pace.token_s, predicted_s)

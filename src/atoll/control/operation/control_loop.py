@@ -321,18 +321,20 @@ class FleetController:
         return view, unreachable
 
     def _note_drifts(self, paces: Sequence[PaceSeen], term: int) -> None:
-        """Say once of each service that it is not served as fast as predicted, and once that it is again."""
+        """Say once of each instance that it is not as fast as predicted, and once that it is again."""
+        wanted = {one.id: one for one in self.memory.wanted}
+        self._drifting &= wanted.keys()
         for pace in paces:
-            routes = self.memory.routes or ()
-            drift = find_drift(pace, self.memory.wanted, routes, self.place.problem)
+            instance = wanted.get(pace.instance)
+            drift = None if instance is None else find_drift(pace, instance, self.place.problem)
             if drift is None:
                 continue
-            if drift.is_large and pace.service not in self._drifting:
-                self._drifting.add(pace.service)
+            if drift.is_large and pace.instance not in self._drifting:
+                self._drifting.add(pace.instance)
                 self._say("note", drift.text(), term)
-            elif not drift.is_large and pace.service in self._drifting:
-                self._drifting.discard(pace.service)
-                self._say("note", f"{pace.service} is served as fast as predicted again", term)
+            elif not drift.is_large and pace.instance in self._drifting:
+                self._drifting.discard(pace.instance)
+                self._say("note", f"{pace.instance} is as fast as predicted again", term)
 
     def _refuse_strangers(self) -> None:
         """Raise InputError where something stands of which nobody wrote down what it is.

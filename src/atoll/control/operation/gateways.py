@@ -116,8 +116,6 @@ class PooledWindow:
     output_square_sum: float = 0.0
     judged: int = 0
     kept: int = 0
-    rest_tokens: int = 0
-    rest_sum_s: float = 0.0
 
     @classmethod
     def of(cls, sums: WindowSums) -> PooledWindow:
@@ -132,8 +130,6 @@ class PooledWindow:
             sums.output_square_sum,
             sums.judged,
             sums.kept,
-            sums.rest_tokens,
-            sums.rest_sum_s,
         )
 
     def lengths(self) -> Lengths | None:
@@ -170,8 +166,6 @@ def pool_windows(one: PooledWindow, other: PooledWindow) -> PooledWindow:
         one.output_square_sum + other.output_square_sum,
         one.judged + other.judged,
         one.kept + other.kept,
-        one.rest_tokens + other.rest_tokens,
-        one.rest_sum_s + other.rest_sum_s,
     )
 
 
@@ -222,6 +216,21 @@ def pool_ends(pages: Iterable[TrafficPage]) -> tuple[EndNotice, ...]:
         for end in page.ends:
             ends[end.instance] = min(end.ends_s, ends.get(end.instance, end.ends_s))
     return tuple(EndNotice(name, ends[name]) for name in sorted(ends))
+
+
+def pool_paces(pages: Iterable[TrafficPage]) -> tuple[PaceSeen, ...]:
+    """Return how fast tokens of each instance come, over all gateways that it answers."""
+    sums: dict[str, tuple[float, int, float]] = {}
+    for page in pages:
+        for name, pace in page.paces.items():
+            rate, tokens, seconds = sums.get(name, (0.0, 0, 0.0))
+            rate += pace.requests / pace.seconds
+            sums[name] = rate, tokens + pace.tokens, seconds + pace.sum_s
+    return tuple(
+        PaceSeen(name, seconds / tokens, tokens, rate)
+        for name, (rate, tokens, seconds) in sorted(sums.items())
+        if tokens
+    )
 
 
 def names_of(services: Sequence[Service]) -> dict[str, tuple[str, ...]]:
@@ -316,7 +325,7 @@ class GatewayGroup:
         return page
 
     def _report(self, now_s: float, pages: Sequence[TrafficPage]) -> TrafficReport:
-        traffic, promises, paces, rates = [], [], [], {}
+        traffic, promises, rates = [], [], {}
         for service in self.problem.services:
             said = [
                 page.models[name]
@@ -331,10 +340,6 @@ class GatewayGroup:
                 kept = pooled.five_minutes.kept / judged
                 promises.append(PromiseSeen(service.name, kept, service.attainment, judged))
             promises += _see_groups(service, said)
-            recent = pooled.five_minutes
-            if recent.rest_tokens:
-                token_s = recent.rest_sum_s / recent.rest_tokens
-                paces.append(PaceSeen(service.name, token_s, recent.rest_tokens, recent.rate_per_s))
             if not self._believes(service, pooled, now_s):
                 continue
             rates[service.name] = pooled.five_minutes.rate_per_s
@@ -356,7 +361,7 @@ class GatewayGroup:
             self._well("rhythm", "the rhythm of the traffic is kept again")
         serving = frozenset(name for page in pages for name in page.serving)
         return TrafficReport(
-            tuple(traffic), tuple(promises), pool_ends(pages), serving, tuple(paces)
+            tuple(traffic), tuple(promises), pool_ends(pages), serving, pool_paces(pages)
         )
 
     def _believes(self, service: Service, pooled: PooledTraffic, now_s: float) -> bool:

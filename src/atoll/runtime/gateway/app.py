@@ -631,11 +631,16 @@ class Gateway(Application):
             and outcome == "ok"
             and (usage.completion_tokens or not usage.has_media)
         ):
-            first_s = relay.first_s
+            first_s, alone = relay.first_s, self._only_instance(relay)
             # Of an answer that is no stream only the end is seen.
             if first_s is None or not relay.stream:
                 tally.measure(now_s, usage.prompt_tokens, usage.completion_tokens)
+                if alone:
+                    self.traffic.pace(alone, now_s)
             else:
+                if alone:
+                    further = usage.completion_tokens - 1
+                    self.traffic.pace(alone, now_s, further, now_s - first_s)
                 tally.measure(
                     now_s,
                     usage.prompt_tokens,
@@ -645,6 +650,12 @@ class Gateway(Application):
                 )
         if tally.promise is not None:
             tally.judge(now_s, ended_request(relay, status, outcome, usage, seconds))
+
+    def _only_instance(self, relay: Relay) -> str:
+        """Return the instance that a request was answered by alone; "" where there were several, or none."""
+        asked = relay.attempts.backends
+        member = self.pool.members.get(asked[0]) if len(asked) == 1 else None
+        return "" if member is None else member.instance
 
     def end_proxy(self, proxy: ServiceProxy) -> None:
         """Forget a request to a service that ended."""

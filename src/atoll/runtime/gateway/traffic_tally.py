@@ -25,6 +25,7 @@ from atoll.telemetry.traffic_page import (
     MAX_SERVING,
     GroupSums,
     InstanceEnd,
+    InstancePace,
     ModelTraffic,
     TrafficPage,
     WindowSums,
@@ -335,6 +336,48 @@ class ModelTally:
         )
 
 
+class InstanceTally:
+    """Requests of one instance over five minutes, and the pace of their tokens."""
+
+    __slots__ = ("_now", "_ring", "_step", "_step_ends_s")
+
+    def __init__(self, now_s: float) -> None:
+        self._ring = SumRing(_GROUP_STEPS, 3)
+        self._begin(now_s)
+
+    def _begin(self, now_s: float) -> None:
+        self._step = int(now_s // _STEP_S)
+        self._step_ends_s = (self._step + 1) * _STEP_S
+        self._now = [0.0, 0.0, 0.0]
+
+    def _roll(self, now_s: float) -> None:
+        self._ring.add(self._step, self._now)
+        self._begin(now_s)
+
+    def add(self, now_s: float, tokens: int = 0, seconds: float = 0.0) -> None:
+        """Count a request, and of a stream the tokens after its first one and the seconds they took."""
+        if now_s >= self._step_ends_s:
+            self._roll(now_s)
+        self._now[0] += 1
+        self._now[1] += min(max(tokens, 0), _MAX_TOKENS)
+        self._now[2] += seconds
+
+    def read(self, now_s: float, since_s: float) -> InstancePace | None:
+        """Return its pace; None where it answered nothing."""
+        if now_s >= self._step_ends_s:
+            self._roll(now_s)
+        begin = self._step - _WINDOWS["five_minutes"]
+        total = [*map(add, self._ring.total(begin, self._step), self._now)]
+        if not total[0]:
+            return None
+        return InstancePace(
+            seconds=max(_STEP_S, now_s - max(begin * _STEP_S, since_s)),
+            requests=int(total[0]),
+            tokens=int(total[1]),
+            sum_s=total[2],
+        )
+
+
 class ModelLook(NamedTuple):
     """The traffic of a model, how many were judged and kept the promise within a day, and the promise."""
 
@@ -366,6 +409,14 @@ class TrafficTally:
         self._stated = stated or {}
         self._since_s = now_s
         self._tallies: dict[str, ModelTally] = {}
+        self._instances: dict[str, InstanceTally] = {}
+
+    def pace(self, instance: str, now_s: float, tokens: int = 0, seconds: float = 0.0) -> None:
+        """Count a request that one instance answered whole; see `InstanceTally.add`."""
+        tally = self._instances.get(instance)
+        if tally is None:
+            tally = self._instances[instance] = InstanceTally(now_s)
+        tally.add(now_s, tokens, seconds)
 
     def find(self, name: str, now_s: float) -> ModelTally | None:
         """Return what counts requests for a name; None for one that nobody serves or told of."""
@@ -442,7 +493,17 @@ class TrafficTally:
             },
             ends=tuple(self._ends()),
             serving=tuple(self._serving()),
+            paces=self._paces(now_s),
         )
+
+    def _paces(self, now_s: float) -> dict[str, InstancePace]:
+        """The instances that answered lately; those that are gone are forgotten."""
+        here = {member.instance for member in self._pool.members.values()}
+        self._instances = {name: one for name, one in self._instances.items() if name in here}
+        found = {
+            name: one.read(now_s, self._since_s) for name, one in sorted(self._instances.items())
+        }
+        return {name: pace for name, pace in found.items() if pace is not None}
 
     def _serving(self) -> list[str]:
         members = self._pool.members.values()
