@@ -760,10 +760,12 @@ def test_calibrate_takes_results_of_load_generators(atoll: Atoll, tmp_path: Path
     refused(atoll("perf", "calibrate", result), 2, "do not say what served", "--model")
     options = ("--model", "llama-3.1-8b", "--node", "H200:1", "-o", "ours.yaml")
     done = atoll("perf", "calibrate", result, *options, "--json")
-    assert {fit["op"] for fit in done.json} == {"gemm", "attention_prefill", "attention_decode"}
-    assert done.json[0]["constants"]["source"] == "a server under load (bench.json)"
-    shown = atoll("perf", "show", "llama-3.1-8b", "H200:1", "--constants", "ours.yaml")
-    assert "measured (a server under load (bench.json))" in shown.out
+    # It answered a little slower than predicted, and is predicted nearer to that now.
+    per_token = next(each for each in done.json["times"] if each["of"] == "per token")
+    assert per_token["before_s"] < per_token["after_s"] <= per_token["seen_s"]
+    assert done.json["server"]["memory"] > 1.0
+    shown = atoll("perf", "show", "llama-3.1-8b", "H200:1", "--overlay", "ours.yaml")
+    assert "profile of " in shown.out
 
 
 def test_calibrate_keeps_nothing_unless_asked(atoll: Atoll, measured: Path, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_the_link_cuts_the_rate() -> None:
 
 
 PIECES = [Batch.prefill(2048), Batch.prefill(2048, 1, 2048), Batch.prefill(1904, 1, 4096)]
-BESIDE_S = 10e-3
+BESIDE_S = 6.5e-3
 """What vLLM takes for a prompt beside steps."""
 TOKENIZE_S = 3e-6
 """What it takes for each token of it."""

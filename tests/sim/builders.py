@@ -20,7 +20,7 @@ CATALOG = Catalog.default()
 REGION = "here"
 LAYERS = 80
 """Layers of the model that clusters run."""
-READ_S = 10e-3
+READ_S = 6.5e-3
 """What vLLM takes for a request beside steps, on every instance that is asked."""
 TOKENIZE_S = 3e-6
 """What it takes for each token of a prompt, where that is computed."""

@@ -15,12 +15,14 @@ from typing import Annotated, Self
 
 from pydantic import (
     Field,
+    SerializerFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.core.frozen import Frozen, without_blanks
+from atoll.core.frozen import Frozen
 from atoll.plan.name_types import Name, NodeTypeName, refuse
 from atoll.plan.plan import SINK, SOURCE, NotNegative
 
@@ -98,8 +100,13 @@ class NodeProfile(Frozen):
         default=None, description="Layers times tokens/s to begin with where they are worked out."
     )
 
-    # Older problems keep their hash.
-    _without_blanks = without_blanks("shared_s_per_layer")
+    @model_serializer(mode="wrap")
+    def _only_what_is_shared(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what is not there, so that older problems keep their hash."""
+        found: dict[str, object] = write(self)
+        if not self.shared_s_per_layer:
+            found.pop("shared_s_per_layer", None)
+        return found
 
     @field_validator("prefill_s_per_layer", "decode_s_per_layer")
     @classmethod
