@@ -16,7 +16,7 @@ from atoll.control.decision.control_view import (
     TrafficWindow,
 )
 from atoll.control.decision.decide import StartInstance
-from atoll.control.decision.forecast import forecast, least_rate
+from atoll.control.decision.forecast import forecast, min_rate
 from atoll.control.decision.machine_pool import rent_of
 from atoll.control.decision.outlook import Outlook
 from atoll.control.decision.plan_judge import Verdict, judge
@@ -160,7 +160,7 @@ def test_the_reserve_is_always_planned_for(
     state = ForecastState("chat")
     for k, rate in enumerate(rates):
         planned, state = forecast(seen(rate=rate), state, 180.0 * k, policy)
-        assert planned >= (1.0 + share) * least_rate(rate)
+        assert planned >= (1.0 + share) * min_rate(rate)
     assert ControlPolicy().of(service()) == ControlPolicy()
 
 

@@ -30,7 +30,7 @@ from atoll.control.decision.control_view import (
     View,
     adopt_running,
 )
-from atoll.control.decision.forecast import forecast, least_rate
+from atoll.control.decision.forecast import forecast, min_rate
 from atoll.control.decision.instance_names import hash_place, name_instances
 from atoll.control.decision.lane_capacity import (
     CarriedLoad,
@@ -200,7 +200,7 @@ def _catch_up(situation: Situation) -> dict[str, float]:
         if service is None or service.rate_per_s <= 0.0:
             continue
         # Lanes grow with the rate: this share of each lane's planned demand is asked now.
-        share = least_rate(seen.five_minutes.rate_per_s) / service.rate_per_s
+        share = min_rate(seen.five_minutes.rate_per_s) / service.rate_per_s
         lanes = carried.of_service(seen.service)
         if any(is_short(carries, share * planned[lane]) for lane, carries in lanes.items()):
             rate = max((1.0 + policy.band_up) * seen.five_minutes.rate_per_s, _lead(seen, policy))
@@ -213,7 +213,7 @@ def _lead(seen: TrafficSeen, policy: ControlPolicy) -> float:
     """Return where a rising rate will be after a start-up, if it goes on; half more than now at most."""
     five, minute = seen.five_minutes.rate_per_s, seen.minute.rate_per_s
     # The middles of both windows are two minutes apart, and that of the last minute half a minute ago.
-    slope = max(0.0, least_rate(minute, 60.0) - five) / 120.0
+    slope = max(0.0, min_rate(minute, 60.0) - five) / 120.0
     return min(1.5 * five, minute + slope * (policy.startup_s + 30.0))
 
 

@@ -152,7 +152,7 @@ def measure_level(traffic: TrafficSeen, time_s: float) -> float:
     return blend_level(calm, traffic.hour.rate_per_s, traffic.profile, traffic.period_s, time_s)
 
 
-def least_rate(rate_per_s: float, counted_s: float = 300.0) -> float:
+def min_rate(rate_per_s: float, counted_s: float = 300.0) -> float:
     """Return a rate that was counted for a while less one standard error: more of it may be chance."""
     return max(0.0, rate_per_s - math.sqrt(max(0.0, rate_per_s) / counted_s))
 
@@ -197,7 +197,7 @@ def forecast(
         pending = (*pending, PendingForecast(time_s, time_s + policy.horizon_s, peak, level))
     demand = peak * math.exp(find_spread(errors, policy.quantile, level))
     # What is asked now is there, whatever is usual; bursts come on top of it.
-    demand = max(demand, (1.0 + policy.reserve) * least_rate(traffic.five_minutes.rate_per_s))
+    demand = max(demand, (1.0 + policy.reserve) * min_rate(traffic.five_minutes.rate_per_s))
     if not state.recent:  # just started: what came earlier this hour counts too
         demand = max(demand, traffic.hour.rate_per_s)
     after_s = time_s - policy.down_after_s

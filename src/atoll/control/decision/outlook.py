@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.control.decision.control_view import ControlPolicy, ForecastState, TrafficSeen, View
-from atoll.control.decision.forecast import find_spread, least_rate, measure_level, predict_peak
+from atoll.control.decision.forecast import find_spread, measure_level, min_rate, predict_peak
 from atoll.control.decision.lane_capacity import Lanes, demand_by_lane
 from atoll.plan.problem import Problem, Service
 
@@ -42,7 +42,7 @@ class Outlook:
             soon = predict_peak(
                 level, seen.profile, seen.period_s, self.time_s, self.policy.startup_s
             )
-            soon = max(soon, least_rate(seen.five_minutes.rate_per_s))
+            soon = max(soon, min_rate(seen.five_minutes.rate_per_s))
             asked = min(planned, soon)
         return max((1.0 - self.policy.slack) * planned, asked)
 
