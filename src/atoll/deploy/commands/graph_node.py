@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,11 +22,9 @@ from atoll.core.errors import AtollError, InputError
 from atoll.core.files import read_text_limited
 from atoll.deploy.commands.executor_node import ExecutorOffer, pool_of
 from atoll.deploy.commands.meeting import (
-    FOLDER_VARIABLE,
-    FabricMeeting,
-    FolderMeeting,
     MeetingPlace,
     PoolMember,
+    open_meeting,
     own_address,
 )
 from atoll.runtime.graph_server.graph_config import (
@@ -114,16 +111,7 @@ async def _serve(config: GraphServerConfig, fleet: str, path: Path) -> None:
     from atoll.runtime.graph_server.graph_server import TaskGraphServer
     from atoll.runtime.http.program import close_when_told
 
-    folder = os.environ.get(FOLDER_VARIABLE)
-    place: MeetingPlace
-    toward = None
-    if folder:
-        place = FolderMeeting(Path(folder), config.name)
-    else:
-        from atoll.fabric.identity.access import Access
-
-        toward = Access.open(None).hubs[0]
-        place = await FabricMeeting.connect(None, config.name, "n0")
+    place, toward = await open_meeting(config.name, "n0")
     # Executors on other machines fetch from here what clients sent.
     config = config.model_copy(update={"address": f"{own_address(toward).host}:0"})
     server = TaskGraphServer(config, read_token(config.token_file))

@@ -29,9 +29,6 @@ from pathlib import Path
 from atoll.core.errors import AtollError, UsageError
 from atoll.core.files import atomic_write
 from atoll.deploy.commands.meeting import (
-    FOLDER_VARIABLE,
-    FabricMeeting,
-    FolderMeeting,
     MeetingPlace,
     MemberAddress,
     PoolWord,
@@ -40,6 +37,7 @@ from atoll.deploy.commands.meeting import (
     gather_members,
     hold_address,
     list_lasting,
+    open_meeting,
 )
 from atoll.runtime.local.fleet_state import new_home, remove_home
 
@@ -295,16 +293,7 @@ async def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
     nodes = options.nodes.split(",")
     if options.node not in nodes:
         raise UsageError(f"{options.node} is none of the nodes", field="--node")
-    folder = os.environ.get(FOLDER_VARIABLE)
-    place: MeetingPlace
-    toward = None
-    if folder:
-        place = FolderMeeting(Path(folder), options.meeting)
-    else:
-        from atoll.fabric.identity.access import Access
-
-        toward = Access.open(None).hubs[0]
-        place = await FabricMeeting.connect(None, options.meeting, options.node)
+    place, toward = await open_meeting(options.meeting, options.node)
     member = InstanceMember(
         place, options.node, nodes, options.drain, pool=options.pool, offer=options.offer
     )

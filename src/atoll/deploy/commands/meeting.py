@@ -306,6 +306,17 @@ class FabricMeeting:
         await self._fabric.close()
 
 
+async def open_meeting(name: str, node: str) -> tuple[MeetingPlace, str | None]:
+    """Return where nodes meet, and the address of a hub: $ATOLL_MEETING is a folder, else $ATOLL_FABRIC."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder:
+        return FolderMeeting(Path(folder), name), None
+    from atoll.fabric.identity.access import Access
+
+    toward = Access.open(None).hubs[0]
+    return await FabricMeeting.connect(None, name, node), toward
+
+
 def digest_members(members: Mapping[str, MemberAddress]) -> str:
     """Return a short digest of who they are and where, which another start of one of them does not have."""
     said = [(node, each.host, each.ports) for node, each in sorted(members.items())]
