@@ -4,12 +4,9 @@ The runs in `benchmarks/results/gpu_promise_*.csv` were served by `benchmarks.gp
 with vLLM; `gpu_promise.json` says when, with which versions and commands. Here the plan is made again and its
 simulation compared with them, so that a change of the model that makes it less true is seen on any machine.
 
-Keys with `profiled` are of a second simulation of the same, with an overlay as `atoll profile --server` makes
-one of each server: from its first tokens alone (128 tokens) and from the first run of its lowest rate, never
-from the runs that are judged. A profile would have clients in a closed loop; here they came at random, so
-what was seen of that run is scaled by what the fit's formula says of its means over what the same run takes
-in simulation, three times over. `unprofiled` keys are of the same runs without the overlay, whose constants
-were chosen with all of these runs known.
+Keys with `profiled` are of a second simulation of the same, with the overlay that `atoll profile --server`
+wrote of the server just before it was loaded (`gpu_promise_profile_*.yaml`); the constants that ship were
+chosen without these servers. `unprofiled` keys are of the same runs without the overlay.
 """
 
 from __future__ import annotations
@@ -25,13 +22,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.catalog import Catalog
+from atoll.catalog.load import load_catalog
+from atoll.core.ids import parse_node_type
 from benchmarks.hardware.gpu_promise_cases import CASES, SERVICE, SHARES, SYSTEM_TOKENS, Case
 from benchmarks.report import ROOT, Figure, finish, options
 
 if TYPE_CHECKING:
     from atoll.catalog.measured_servers import MeasuredServer
-    from atoll.perf.server_fit import ServerLoad
     from atoll.workload.requests import PrefixBlocks
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -39,9 +36,6 @@ HELD_SHARES = (0.5, 0.8)
 """Rates at which bars hold; at the planned rate itself a queue amplifies what is off."""
 Floats = NDArray[np.float64]
 _BLOCK_TOKENS = 512
-PROFILED_SHARE = 0.5
-"""The rate, as a share of the planned one, that profiles are made of."""
-_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +90,20 @@ class Run:
 
 def read_runs(results: Path = RESULTS, *, profiled: bool = False) -> Iterator[Run]:
     """Simulate what was served, case by case; with `profiled` once more with profiles of the servers."""
-    meta = json.loads((results / "gpu_promise.json").read_text())
-    servers: dict[str, MeasuredServer] = {}
-    used: set[tuple[str, float]] = set()
     for case in CASES.values():
         paths = (results / f"{name}.csv" for name in case.files)
         for number, path in enumerate(path for path in paths if path.is_file()):
             served = _Served(case, path)
-            name = path.stem.removeprefix("gpu_promise_")
-            # Cases with one server have one profile; a part of a GPU or of a pair has none.
-            key = name if number else case.server
-            if profiled and case.shares == 1 and key not in servers:
-                alone = meta["cases"].get(name, {}).get("gateway")
-                servers[key] = _profile(served, alone and alone["through_ms"] * 1e-3)
-                used.add((name, PROFILED_SHARE))
+            overlay = results / f"gpu_promise_profile_{case.server}.yaml"
+            server = None
+            if profiled and not number and overlay.is_file():
+                gpu = parse_node_type(case.node).gpu
+                server = load_catalog((overlay,)).gpu(gpu).servers[-1]
             for share in SHARES:
                 seen = served.seen(share)
                 if seen is None:
                     continue
-                judged = key in servers and (name, share) not in used
-                again = served.simulate(share, servers[key]) if judged else None
+                again = served.simulate(share, server) if server else None
                 yield Run(case, share, seen, served.simulate(share), number, again)
 
 
@@ -169,63 +157,6 @@ class _Served:
         )
         columns = simulate(self._plan, problem, problem.catalog(), requests).requests
         return Seen(1e3 * columns.ttft_s, 1e3 * columns.tpot_s)
-
-    def load(self, share: float, seen: Seen) -> ServerLoad:
-        """Return a run as a load: as many requests at a time as there were by Little's law."""
-        from atoll.perf.server_fit import ServerLoad
-
-        run = [row for row in self._run(share) if not row["error"]]
-        arrival_s, read, written = (
-            np.array([float(row[name]) for row in run]) for name in ("arrival_s", "input", "output")
-        )
-        stay_s = 1e-3 * (seen.ttft_ms + (written - 1.0) * seen.tpot_ms)
-        running = max(1.0, float(stay_s.sum() / np.ptp(arrival_s)))
-        # System prompts are found in the cache, but for the first of each.
-        cached = SYSTEM_TOKENS if self.case.systems else 0
-        return ServerLoad(
-            running,
-            float(read.mean()) - cached,
-            float(written.mean()),
-            1e-3 * float(seen.ttft_ms.mean()),
-            1e-3 * float(seen.tpot_ms.mean()),
-            varied=True,
-        )
-
-
-def _profile(served: _Served, alone_s: float | None) -> MeasuredServer:
-    """Return the server that explains the lowest rate, and first tokens alone where they were measured."""
-    from atoll.perf.server_fit import ServerLoad, fit_server
-    from atoll.perf.step import analytic
-
-    case, catalog = served.case, Catalog.default()
-    spec, node = catalog.model(case.model).llm, catalog.node(case.node)
-    seen = served.seen(PROFILED_SHARE)
-    assert seen is not None
-    measured = served.load(PROFILED_SHARE, seen)
-    alone = [ServerLoad(1.0, 128.0, 8.0, alone_s, None)] if alone_s else []
-    server: MeasuredServer | None = None
-    for _ in range(_TURNS):
-        simulated = served.load(PROFILED_SHARE, served.simulate(PROFILED_SHARE, server))
-        gpu = replace(node.gpu, servers=() if server is None else (server,))
-        steps = analytic(spec, replace(node, gpu=gpu), tp=1, engine=case.engine)
-        ttft_s, tpot_s = simulated.predict(steps)
-        assert measured.tpot_s
-        assert simulated.tpot_s
-        scaled = replace(
-            measured,
-            ttft_s=measured.ttft_s * ttft_s / simulated.ttft_s,
-            tpot_s=measured.tpot_s * tpot_s / simulated.tpot_s,
-        )
-        server = fit_server(
-            [*alone, scaled],
-            *(spec, node),
-            tp=1,
-            engine=case.engine,
-            model=case.model,
-            date="2026-11-18",
-        ).server
-    assert server is not None
-    return server
 
 
 def _systems(case: Case, requests: int) -> PrefixBlocks:
@@ -285,10 +216,10 @@ def main() -> None:
             Figure("tpot_err_p95", worst("tpot_ms", 95.0), 10.0, "%"),
             Figure("ttft_err_mean", worst("ttft_ms", None), 15.0, "%"),
             Figure("ttft_err_p95", worst("ttft_ms", 95.0), 20.0, "%"),
-            Figure("profiled_tpot_err_mean", float(with_profile["tpot"].mean()), 5.0, "%"),
-            Figure("profiled_ttft_err_mean", float(with_profile["ttft"].mean()), 10.0, "%"),
-            Figure("profiled_tpot_err_max", float(with_profile["tpot"].max()), None, "%"),
-            Figure("profiled_ttft_err_max", float(with_profile["ttft"].max()), None, "%"),
+            Figure("profiled_tpot_err_mean", float(with_profile["tpot"].mean()), None, "%"),
+            Figure("profiled_ttft_err_mean", float(with_profile["ttft"].mean()), None, "%"),
+            Figure("profiled_tpot_err_max", float(with_profile["tpot"].max()), 5.0, "%"),
+            Figure("profiled_ttft_err_max", float(with_profile["ttft"].max()), 10.0, "%"),
             Figure("unprofiled_tpot_err_mean", float(without["tpot"].mean()), None, "%"),
             Figure("unprofiled_ttft_err_mean", float(without["ttft"].mean()), None, "%"),
             Figure("errors", sum(run.served.errors for run in runs), 0.0),

@@ -29,7 +29,7 @@ class Case:
     `rate_per_s` is the planned rate. Cases with the same `server` load one server, one after the other.
     Every prompt of a case with `systems` begins with one of so many system prompts (`system`). Its GPU is
     offered in `shares`, which as many servers have; `apart`: one runs prefill, the other decode. `runs` names
-    the files of what was served, where there is not just one of its own.
+    the files of what was served, where there is not just one of its own. `port` is its gateway's.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Case:
     shares: int = 1
     apart: bool = False
     runs: tuple[str, ...] = ()
+    port: int = 18080
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -89,6 +90,7 @@ class Case:
         return json.dumps(whole, indent=1)  # JSON is YAML
 
 
+_HALF = ("--gpu-memory-utilization", "0.45", "--kv-cache-memory-bytes", "26000000000")
 CASES = {
     case.name: case
     for case in (
@@ -114,6 +116,13 @@ CASES = {
             shares=2,
             apart=True,
         ),
+        # Two servers at a time, of which one is loaded: nothing is fitted on either but its own profile.
+        Case(*("14b", "qwen3-14b", 800, 30, 8.0, "azure-conv", "14b"), options=_HALF),
+        Case(
+            *("14b-int4", "qwen3-14b@int4", 800, 25, 9.0, "azure-conv", "14b-int4"),
+            options=_HALF,
+            port=18081,
+        ),
     )
 }
 
@@ -126,6 +135,20 @@ _LLAMA: Mapping[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "torch_dtype": "bfloat16",
+}
+_QUANTIZED = {
+    # As in the published checkpoint: groups of 128 with zeros, run by Marlin's kernels.
+    "int4": {
+        "quantization_config": {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": 128,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": None,
+        },
+        "torch_dtype": "float16",
+    }
 }
 _CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": {
@@ -175,6 +198,23 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 128256,
         "tie_word_embeddings": True,
     },
+    "qwen3-14b": {
+        **_LLAMA,
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+    },
     "qwen3-30b-a3b": {
         **_LLAMA,
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -208,12 +248,17 @@ def write_model(model: str, folder: Path, **changes: object) -> dict[str, Any]:
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    config = {**_CONFIGS[model.partition("@")[0]], **changes}
+    from atoll.runtime.local.load_probes import WORDS
+
+    name, _, weights = model.partition("@")
+    config = {**_CONFIGS[name], **_QUANTIZED.get(weights, {}), **changes}
     folder.mkdir(parents=True, exist_ok=True)
     # Parsers of thoughts and of tool calls look their marks up in the tokenizer.
     marks = ("w0", "w1", "w2", "<think>", "</think>", "<tool_call>", "</tool_call>")
-    words = {f"w{at}": at for at in range(len(marks), config["vocab_size"])}
-    words |= {mark: at for at, mark in enumerate(marks)}
+    # Words that probes are made of are tokens of their own, or all prompts would be alike.
+    named = (*marks, *WORDS.split()) if config["vocab_size"] > 1000 else marks
+    words = {f"w{at}": at for at in range(len(named), config["vocab_size"])}
+    words |= {word: at for at, word in enumerate(named)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))

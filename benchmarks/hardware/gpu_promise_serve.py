@@ -4,6 +4,7 @@
     python -m benchmarks.gpu_promise_serve up CASE FOLDER OUT       (where the GPU is: `atoll up`)
     python -m benchmarks.gpu_promise_serve load CASE FOLDER OUT
     python -m benchmarks.gpu_promise_serve steps CASE FOLDER OUT    (times of single steps)
+    python -m benchmarks.gpu_promise_serve profile CASE FOLDER OUT  (`atoll profile --server`)
     python -m benchmarks.gpu_promise_serve down CASE FOLDER OUT
 
 `up` and `load` need vLLM, Atoll and nothing to plan or simulate with. A program called `vllm` before the real
@@ -21,6 +22,10 @@ import re
 import shlex
 import shutil
 import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +60,16 @@ _METRIC = re.compile(
 )
 
 
-def plan(folder: Path) -> None:
-    """Plan every case, and draw the arrivals of its runs."""
+def plan(folder: Path, names: Sequence[str], shares: Sequence[float]) -> None:
+    """Plan cases, and draw the arrivals of their runs."""
     from atoll import Fleet
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name, case in CASES.items():
+    for name, case in ((name, CASES[name]) for name in names):
         (folder / f"{name}.yaml").write_text(case.fleet)
         planned = Fleet.load(folder / f"{name}.yaml").plan()
         planned.save(folder / f"{name}.json")
-        for share in SHARES:
+        for share in shares:
             arrivals = draw_arrivals(
                 *(case.rate_per_s * share, case.lengths, SECONDS, round(100 * share)),
                 more=SYSTEM_TOKENS if case.systems else 0,
@@ -74,7 +79,7 @@ def plan(folder: Path) -> None:
 
 
 def _fleet(case: Case, folder: Path) -> GpuFleet:
-    return GpuFleet(folder, case.name, case.server, SERVICE)
+    return GpuFleet(folder, case.name, case.server, SERVICE, case.port)
 
 
 def up(case: Case, folder: Path, out: Path) -> None:
@@ -102,7 +107,7 @@ def load(case: Case, folder: Path, out: Path) -> None:
     if not case.apart:  # one that runs one phase answers nobody alone
         note["gateway"] = asyncio.run(_compare(fleet.url, fleet.engines()[0]))
     rows: list[tuple[Any, ...]] = []
-    for share in SHARES:
+    for share in _planned(case, folder):
         before = _metrics(fleet)
         arrivals = read_arrivals(folder / f"{case.name}-{share:g}.csv")
         found = asyncio.run(fleet.send(arrivals, round(1000 * share), begin=case.begin))
@@ -114,9 +119,14 @@ def load(case: Case, folder: Path, out: Path) -> None:
         (out / f"gpu_promise_{case.name}.json").write_text(json.dumps(note, indent=1))
 
 
+def _planned(case: Case, folder: Path) -> list[float]:
+    """Return the rates whose arrivals were drawn, as shares of the planned one."""
+    return [share for share in SHARES if (folder / f"{case.name}-{share:g}.csv").is_file()]
+
+
 def _warm_up(case: Case, folder: Path) -> None:
     # Kernels compile at their first use: prompts and batches of all sizes come before what counts.
-    whole = read_arrivals(folder / f"{case.name}-{1.0:g}.csv")
+    whole = read_arrivals(folder / f"{case.name}-{_planned(case, folder)[-1]:g}.csv")
     arrivals = [each for each in whole if each.arrival_s < _WARM_UP_S]
     asyncio.run(_fleet(case, folder).send(arrivals, 7_000_000, begin=case.begin))
 
@@ -148,23 +158,39 @@ def steps(case: Case, folder: Path, out: Path) -> None:
     print(case.server, *(f"{s.sequences}+{s.prompt}:{s.ms:.2f}" for s in found), flush=True)
 
 
+def profile(case: Case, folder: Path, out: Path) -> None:
+    """Measure the server as a user would, and keep the overlay that this makes."""
+    overlay = out / f"gpu_promise_profile_{case.server}.yaml"
+    overlay.unlink(missing_ok=True)
+    command = [
+        *(sys.executable, "-m", "atoll", "profile", "--server", _fleet(case, folder).engines()[0]),
+        *("--name", case.model, "--as", case.node, "-o", str(overlay)),
+    ]
+    begun_s = time.monotonic()
+    subprocess.run(command, check=True)
+    print(case.server, f"profiled in {time.monotonic() - begun_s:.0f} s", flush=True)
+
+
 def main() -> None:
     """Do what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("verb", choices=("plan", "up", "load", "steps", "down"))
+    parser.add_argument("verb", choices=("plan", "up", "load", "steps", "profile", "down"))
     parser.add_argument("case", nargs="?", choices=sorted(CASES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=Path())
+    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--shares", nargs="+", type=float, choices=SHARES, default=SHARES)
     given = parser.parse_args()
     folder = given.folder.absolute()
     if given.verb == "plan":
-        plan(folder)
+        plan(folder, given.cases, given.shares)
         return
     case = CASES[given.case]
     if given.verb == "down":
         _fleet(case, folder).down()
     else:
-        {"up": up, "load": load, "steps": steps}[given.verb](case, folder, given.out)
+        verbs = {"up": up, "load": load, "steps": steps, "profile": profile}
+        verbs[given.verb](case, folder, given.out)
 
 
 if __name__ == "__main__":

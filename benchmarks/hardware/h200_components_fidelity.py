@@ -32,7 +32,6 @@ from atoll.perf.components import kernels as operators
 from atoll.perf.components.kernels import Kernels
 from atoll.perf.constants import (
     ConstantTable,
-    GpuConstants,
     OpClass,
     OpConstants,
     default_constants,
@@ -192,7 +191,8 @@ def with_own_attention() -> ConstantTable:
         for op, some in op_classes(points)
         if op == OpClass.ATTENTION_PREFILL
     }
-    return default_constants().merge(ConstantTable([GpuConstants("H200", found)]))
+    table = default_constants()
+    return table.with_gpus([table.gpu("H200").with_measured(found)])
 
 
 def compare(constants: ConstantTable | None = None) -> list[Compared]:

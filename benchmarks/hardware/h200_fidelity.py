@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from atoll.catalog import Catalog
+from atoll.catalog.load import load_catalog
 from atoll.perf.batch import Batch
 from atoll.perf.calibration import Accuracy, accuracy, op_classes, predict
-from atoll.perf.constants import ConstantTable, OpConstants, default_constants, load_constants
+from atoll.perf.constants import ConstantTable, OpConstants, default_constants
 from atoll.perf.energy import step_joules
 from atoll.perf.layers import model_ops
 from atoll.perf.measurements import Points, read_points
@@ -31,16 +32,12 @@ MODELS = {"llama-3.1-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3-70b"}
 
 
 def layers(
-    catalog: Catalog, fitted: Path | None = None
+    catalog: Catalog,
 ) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Return (measured, predicted) microseconds of one layer by (model, phase), CUDA graphs only.
-
-    fitted: constants to use instead of the shipped ones, as `atoll perf calibrate` writes them.
-    """
+    """Return (measured, predicted) microseconds of one layer by (model, phase), CUDA graphs only."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    shipped = default_constants()
-    constants = (load_constants(fitted, base=shipped) if fitted else shipped).gpu("H200")
     node = catalog.node("H200:1")
+    constants = default_constants().for_gpu(node.gpu)
     with (RESULTS / "h200_layers.csv").open() as stream:
         for row in csv.DictReader(stream):
             if row["mode"] != "graph":
@@ -215,10 +212,13 @@ def main() -> None:
     parser.add_argument(
         "--plot", type=Path, help="write a PNG of predicted against measured layers"
     )
-    parser.add_argument("--constants", type=Path, help="predict layers with these, not the shipped")
+    parser.add_argument(
+        "--overlay", type=Path, help="predict layers with constants of this overlay"
+    )
     arguments = parser.parse_args()
     catalog = Catalog.default()
-    found = layers(catalog, arguments.constants)
+    measured = load_catalog((arguments.overlay,)) if arguments.overlay else catalog
+    found = layers(measured)
     print(f"  {'':32s} points   median      p95   (per cent)")
     by_phase: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for (model, phase), pairs in found.items():

@@ -26,7 +26,6 @@ from atoll.engines.table import profile_engine
 from atoll.perf.constants import (
     PRODUCTS,
     ConstantTable,
-    GpuConstants,
     OpClass,
     default_constants,
 )
@@ -85,8 +84,8 @@ def _table(served: ServedConstants) -> ConstantTable:
             ops |= {
                 op: replace(own[op], sustained_b=served.h100_memory) for op in PRODUCTS if op in own
             }
-        changed.append(GpuConstants(name, ops))
-    return shipped.merge(ConstantTable(changed))
+        changed.append(replace(shipped.gpu(name), ops={**own, **ops}))
+    return shipped.with_gpus(changed)
 
 
 def read_left_out() -> Mapping[tuple[str, ...], ServedConstants]:

@@ -90,7 +90,7 @@ def test_the_constants_of_the_perf_page_run_a_new_gpu(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ("perf", "show", "my-model", "X48:4", "--overlay", "site.yaml", "--json")
-    shown = json.loads(run(capsys, *asked, "--constants", "x48.yaml"))
+    shown = json.loads(run(capsys, *asked, "--overlay", "x48.yaml"))
     times = shown["facts"]["provenance"]
     assert times.startswith("proxy (L40S): attention_prefill")
     assert "measured (our rig, 2026): gemm" in times

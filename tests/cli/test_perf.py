@@ -17,7 +17,6 @@ from atoll.perf import operators
 from atoll.perf.batch import Batch
 from atoll.perf.constants import (
     ConstantTable,
-    GpuConstants,
     OpClass,
     OpConstants,
     OpSpeed,
@@ -313,7 +312,6 @@ BAD_SHOWS = [
     ((SMALL, "L4:2", "--tp", "3"), 2, ("does not divide the 2 GPUs",)),
     ((SMALL, "L4:2", "--tp", "0"), 2, ("does not divide",)),
     ((SMALL, "L4:2", "--tp", "two"), 2, ("--tp",)),
-    ((SMALL, "L4:1", "--constants", "absent.yaml"), 3, ("absent.yaml", "no such file")),
     ((SMALL, "L4:1", "--overlay", "absent.yaml"), 3, ("absent.yaml", "no such file")),
     ((SMALL, "L4:1", "--backend", "absent.csv"), 3, ("absent.csv", "no such file")),
     ((SMALL, "L4:1", "-o", "p.pdf"), 2, ("p.pdf", ".png or .html")),
@@ -411,16 +409,6 @@ def test_a_measured_host_time_is_called_measured(atoll: Atoll, tmp_path: Path) -
         5.1e-5,
     )
     assert shown("", "") == ("50us per step and 1us per sequence (vllm, assumed)", 5.1e-5)
-
-
-@pytest.mark.parametrize("backend", ["aic", "t.csv", "absent.parquet"])
-def test_constants_are_for_the_analytic_backend(atoll: Atoll, tmp_path: Path, backend: str) -> None:
-    write(tmp_path / "t.csv", STEP_HEADER, steps())
-    (tmp_path / "c.yaml").write_text("gpus: {}\n", encoding="utf-8")
-    asked = ("perf", "show", SMALL, "L4:1", "--backend", backend, "--constants", "c.yaml")
-    refused(atoll(*asked), 2, "--constants", "analytic")
-    done = atoll("perf", "show", SMALL, "L4:1", "--backend", "analytic", "--constants", "c.yaml")
-    assert done.code == 0
 
 
 def test_show_joins_stages_by_the_interface_of_the_node(atoll: Atoll, tmp_path: Path) -> None:
@@ -609,7 +597,6 @@ BAD_COMPARES = [
     ((SMALL, "--lengths", "long"), 4, ("unknown length mix",)),
     ((SMALL, "--ttft", "1.5"), 3, ("ttft", "no unit")),
     ((SMALL, "--tpot", "0s"), 3, ("tpot: '0s' is not a latency above 0",)),
-    ((SMALL, "--constants", "absent.yaml"), 3, ("absent.yaml",)),
     ((SMALL, "--overlay", "absent.yaml"), 3, ("absent.yaml",)),
     (("qwen-image",), 3, ("has no llm",)),
     ((SMALL, "--region", "mars"), 4, ("unknown region 'mars'",)),
@@ -644,7 +631,8 @@ def test_calibrate_finds_the_constants_behind_the_measurements(
 def known(gpu: str) -> ConstantTable:
     """The shipped constants with TRUE for the matrix products of one GPU."""
     gemm = OpConstants(e_f=TRUE["e_f"], e_b=TRUE["e_b"], t0_us=TRUE["t0_us"], p=TRUE["p"])
-    return default_constants().merge(ConstantTable([GpuConstants(gpu, {OpClass.GEMM: gemm})]))
+    table = default_constants()
+    return table.with_gpus([table.gpu(gpu).with_measured({OpClass.GEMM: gemm})])
 
 
 def test_calibrated_constants_change_the_prediction_as_they_should(
@@ -655,7 +643,7 @@ def test_calibrated_constants_change_the_prediction_as_they_should(
     assert "Wrote ours.yaml" in done.out
     asked = ("perf", "show", "llama-3.1-8b", "L40S:1", "--lengths", "512x128", "--json")
     shipped = atoll(*asked)
-    ours = atoll(*asked, "--constants", "ours.yaml")
+    ours = atoll(*asked, "--overlay", "ours.yaml")
     assert "measured (our rig): gemm" in ours.json["facts"]["provenance"]
     catalog = Catalog.default()
     node, spec = catalog.node("L40S:1"), catalog.model("llama-3.1-8b").llm
@@ -666,10 +654,10 @@ def test_calibrated_constants_change_the_prediction_as_they_should(
         assert ms > 1.1 * curve(shipped, 1)[sequences]
     # Other GPUs keep what ships.
     other = ("perf", "show", SMALL, "H100:1", "--json")
-    assert atoll(*other, "--constants", "ours.yaml").out == atoll(*other).out
+    assert atoll(*other, "--overlay", "ours.yaml").out == atoll(*other).out
     rows = [
         atoll("perf", "compare", "llama-3.1-8b", "--nodes", "L40S:1", "--json", *more).json[0]
-        for more in ((), ("--constants", "ours.yaml"))
+        for more in ((), ("--overlay", "ours.yaml"))
     ]
     assert rows[1]["prefill"]["tokens_per_s"] < rows[0]["prefill"]["tokens_per_s"]
     assert written(tmp_path) == {"gemm.csv", "ours.yaml"}
@@ -730,7 +718,7 @@ def test_calibrate_takes_several_files_and_operators(
     text = (tmp_path / "ours.yaml").read_text(encoding="utf-8")
     assert text.count("L40S:") == 1
     assert text.count("tag: measured") == 3
-    shown = atoll("perf", "show", SMALL, "L40S:1", "--constants", "ours.yaml", "--json")
+    shown = atoll("perf", "show", SMALL, "L40S:1", "--overlay", "ours.yaml", "--json")
     for ground in ("measured (gemm.csv)", "measured (attention.csv)"):
         assert ground in shown.json["facts"]["provenance"]
 
@@ -795,7 +783,7 @@ def test_calibrate_is_silent_on_stderr_when_all_is_well(atoll: Atoll, measured: 
 def test_calibrate_writes_each_operator_once(atoll: Atoll, measured: Path, tmp_path: Path) -> None:
     more = write(tmp_path / "more.csv", *products())
     assert atoll("perf", "calibrate", measured, more, "-o", "ours.yaml").code == 0
-    done = atoll("perf", "show", SMALL, "L40S:1", "--constants", "ours.yaml", "--json")
+    done = atoll("perf", "show", SMALL, "L40S:1", "--overlay", "ours.yaml", "--json")
     assert done.code == 0
     assert "measured (gemm.csv, more.csv): gemm" in done.json["facts"]["provenance"]
 
@@ -885,8 +873,8 @@ def test_brackets_in_a_bad_row_are_only_words(atoll: Atoll, tmp_path: Path) -> N
     assert done.err == (
         f"warning: {folder}/[b].csv: left out 1 rows, first line 42: m: '[/b]' is not a number\n"
     )
-    assert "Wrote [i]c.yaml; use it with --constants [i]c.yaml." in done.out
-    shown = atoll("perf", "show", SMALL, "L40S:1", "--constants", "[i]c.yaml")
+    assert "Wrote [i]c.yaml; plan and simulate with it: --overlay [i]c.yaml," in done.out
+    shown = atoll("perf", "show", SMALL, "L40S:1", "--overlay", "[i]c.yaml")
     assert "measured ([b].csv): gemm" in shown.out
 
 
@@ -948,16 +936,16 @@ def test_calibrate_refuses_what_it_cannot_read_or_write(
 
 
 BAD_CONSTANTS = {
-    "prose": ("hello", ("no mapping 'gpus'",)),
-    "empty": ("", ("no mapping 'gpus'",)),
-    "no class": ("gpus: {L4: {matmul: {e_f: 0.5}}}", ("gpus.L4.matmul", "gemm_fp8")),
-    "no constant": ("gpus: {L4: {gemm: {speed: 0.5}}}", ("unknown constant 'speed'",)),
-    "too high": ("gpus: {L4: {gemm: {e_f: 50}}}", ("gpus.L4.gemm.e_f", "0.001 to 2")),
-    "yes": ("gpus: {L4: {gemm: {e_f: yes}}}", ("gpus.L4.gemm.e_f",)),
-    "a word": ("gpus: {L4: {gemm: {e_f: fast}}}", ("'fast'",)),
-    "a tag": ("gpus: {L4: {gemm: {e_f: 0.5, tag: sure}}}", ("unknown tag 'sure'", "proxy")),
-    "not YAML": ("gpus: [", ("not valid YAML",)),
-    "a list": ("gpus: {L4: [1]}", ("gpus.L4",)),
+    "no class": (
+        "gpus: {L4: {operators: {matmul: {e_f: 0.5}}}}",
+        ("gpus.L4.operators", "gemm_fp8"),
+    ),
+    "no constant": ("gpus: {L4: {operators: {gemm: {speed: 0.5}}}}", ("operators.gemm.speed",)),
+    "too high": ("gpus: {L4: {operators: {gemm: {e_f: 50}}}}", ("operators.gemm.e_f", "2")),
+    "yes": ("gpus: {L4: {operators: {gemm: {e_f: yes}}}}", ("operators.gemm.e_f",)),
+    "a word": ("gpus: {L4: {operators: {gemm: {e_f: fast}}}}", ("operators.gemm.e_f",)),
+    "a tag": ("gpus: {L4: {operators: {gemm: {tag: sure}}}}", ("operators.gemm.tag", "proxy")),
+    "a list": ("gpus: {L4: {operators: [1]}}", ("gpus.L4.operators",)),
 }
 
 
@@ -965,9 +953,24 @@ BAD_CONSTANTS = {
 def test_bad_constants_are_refused(atoll: Atoll, tmp_path: Path, case: str) -> None:
     text, said = BAD_CONSTANTS[case]
     (tmp_path / "c.yaml").write_text(text, encoding="utf-8")
-    done = atoll("perf", "show", SMALL, "L4:1", "--constants", "c.yaml", "-o", "p.png")
+    done = atoll("perf", "show", SMALL, "L4:1", "--overlay", "c.yaml", "-o", "p.png")
     refused(done, 3, "c.yaml", *said)
     assert written(tmp_path) == {"c.yaml"}
+
+
+def test_constants_join_those_of_other_operators_and_leave_other_facts_alone(
+    atoll: Atoll, measured: Path, tmp_path: Path
+) -> None:
+    attention = write(tmp_path / "attention.csv", ATTENTION, list(attention_rows()))
+    for data in (measured, attention):
+        assert atoll("perf", "calibrate", data, "-o", "ours.yaml").code == 0
+    text = (tmp_path / "ours.yaml").read_text()
+    assert [text.count(op) for op in ("gemm:", "attention_prefill:", "L40S:")] == [1, 1, 1]
+    facts = tmp_path / "facts.yaml"
+    facts.write_text("gpus: {L40S: {memory: 40GB}}\n")
+    done = atoll("perf", "calibrate", measured, "-o", "facts.yaml")
+    refused(done, 3, "facts.yaml", "name another file")
+    assert facts.read_text() == "gpus: {L40S: {memory: 40GB}}\n"
 
 
 def test_a_gpu_of_an_overlay_borrows_what_was_not_measured(atoll: Atoll, tmp_path: Path) -> None:
@@ -979,6 +982,6 @@ def test_a_gpu_of_an_overlay_borrows_what_was_not_measured(atoll: Atoll, tmp_pat
     assert done.json["facts"]["provenance"].startswith("proxy (")
     measured = write(tmp_path / "x48.csv", *products("X48", facts=overlay))
     assert atoll("perf", "calibrate", measured, "--overlay", overlay, "-o", "c.yaml").code == 0
-    times = atoll(*asked, "--constants", "c.yaml").json["facts"]["provenance"]
+    times = atoll(*asked, "--overlay", "c.yaml").json["facts"]["provenance"]
     assert times.startswith("proxy (")
     assert "measured (x48.csv): gemm" in times

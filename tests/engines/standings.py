@@ -239,6 +239,7 @@ TESTED: Mapping[tuple[str, str, str], str] = {
 SERVED: Mapping[tuple[str, str, str], str] = {
     ("vllm", "one GPU", "local"): "8b",
     ("vllm", "weights made fp8 as they are loaded", "local"): "8b-fp8",
+    ("vllm", "weights in int4 (AWQ, GPTQ)", "local"): "14b-int4",
     ("vllm", "a mixture of experts", "local"): "moe",
     ("vllm", "one of several on a GPU, by memory share", "local"): "3b-shared",
     ("vllm", "apart, on shares of a GPU", "local"): "3b-pair",

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.catalog.gpus import default_gpus
+from atoll.catalog import Catalog
+from atoll.catalog.gpus import GpuType, default_gpus
+from atoll.catalog.overlay import apply_overlay
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.rng import stream
 from atoll.perf.batch import Batch
@@ -28,7 +30,7 @@ from atoll.perf.constants import (
     sample_constants,
 )
 from atoll.perf.step import analytic, step_seconds
-from tests.perf.builders import constants, model, node, node_type
+from tests.perf.builders import model, node, node_type
 
 SHIPPED = sorted(name for name, gpu in default_gpus().items() if gpu.like is None)
 DENSE = (OpClass.GEMM, OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
@@ -164,14 +166,12 @@ def test_a_known_gpu_stands_for_itself() -> None:
     assert table.for_gpu(default_gpus()["L4"]) is table.gpu("L4")
 
 
-def test_a_relative_fills_in_single_classes(tmp_path: Path) -> None:
-    path = written(tmp_path, "gpus: {MINE: {gemm: {e_f: 0.5, tag: measured, source: mine}}}")
-    table = load_constants(path, base=default_constants())
-    assert set(table.gpu("MINE").ops) == {OpClass.GEMM}
-    own = table.for_gpu(replace(default_gpus()["A100-80"], name="MINE"))
-    assert (own.op(OpClass.GEMM).e_f, own.op(OpClass.GEMM).tag) == (0.5, Tag.MEASURED)
-    assert own.op(OpClass.EXPERTS).source == "A100-80"
-    assert own.op(OpClass.EXPERTS).tag is Tag.PROXY
+def test_a_relative_fills_in_single_classes() -> None:
+    own = measured("A100-80", gemm={"e_f": 0.5, "tag": "measured", "source": "mine"})
+    mine = default_constants().for_gpu(replace(own, name="MINE"))
+    assert (mine.op(OpClass.GEMM).e_f, mine.op(OpClass.GEMM).tag) == (0.5, Tag.MEASURED)
+    assert mine.op(OpClass.EXPERTS).source == "A100-80"
+    assert mine.op(OpClass.EXPERTS).tag is Tag.PROXY
 
 
 def test_no_relative_at_all() -> None:
@@ -185,23 +185,50 @@ def test_unknown_gpu() -> None:
     assert "GPU with performance constants" in str(caught.value)
 
 
-# Merging.
+# Constants of an overlay.
 
 
-def test_merged_adds_gpus_and_replaces_single_classes() -> None:
-    base = constants()
-    own = OpConstants(e_f=0.5, tag=Tag.MEASURED, source="mine")
-    other = ConstantTable(
-        [GpuConstants("TEST", {OpClass.GEMM: own}), GpuConstants("NEW", {OpClass.GEMM: own})]
-    )
-    both = base.merge(other)
-    assert both.names() == ("NEW", "TEST")
-    assert both.gpu("TEST").op(OpClass.GEMM) == own
-    assert both.gpu("TEST").op(OpClass.EXPERTS) == base.gpu("TEST").op(OpClass.EXPERTS)
-    assert set(both.gpu("NEW").ops) == {OpClass.GEMM}
-    # Neither table changes.
-    assert base.gpu("TEST").op(OpClass.GEMM).e_f == 1.0
-    assert base.names() == ("TEST",)
+def measured(gpu: str, **operators: object) -> GpuType:
+    """A GPU with constants of its own in an overlay."""
+    return apply_overlay(Catalog.default(), {"gpus": {gpu: {"operators": operators}}}).gpu(gpu)
+
+
+def test_an_overlays_constants_take_the_place_of_single_classes() -> None:
+    table, gpu = default_constants(), measured("H100", gemm={"e_f": 0.5, "tag": "measured"})
+    shipped, found = table.gpu("H100"), table.for_gpu(gpu)
+    own, known = found.op(OpClass.GEMM), shipped.op(OpClass.GEMM)
+    assert (own.e_f, own.e_b, own.tag, own.error) == (0.5, 1.0, Tag.MEASURED, UNSTATED_ERROR)
+    # Bursts of one operator do not say how fast it is under load that lasts.
+    assert known.sustained < 1.0
+    assert own.sustained == known.sustained
+    assert found.op(OpClass.EXPERTS) == shipped.op(OpClass.EXPERTS)
+    assert table.gpu("H100") is shipped
+    assert table.for_gpu(gpu.in_shares(2)) == found
+    # A later overlay has the last word, class by class.
+    again = {"gpus": {"H100": {"operators": {"gemm": {"e_f": 0.25}, "experts": {"e_b": 0.5}}}}}
+    base = apply_overlay(Catalog.default(), {"gpus": {"H100": {"operators": {"gemm": {}}}}})
+    later = table.for_gpu(apply_overlay(base, again).gpu("H100"))
+    assert (later.op(OpClass.GEMM).e_f, later.op(OpClass.EXPERTS).e_b) == (0.25, 0.5)
+    # What was measured of one GPU is not said of another that is like it.
+    like = {"gpus": {"X100": {"like": "H100"}}}
+    assert not apply_overlay(apply_overlay(Catalog.default(), again), like).gpu("X100").operators
+
+
+def test_draws_of_an_overlays_constants_are_drawn_once() -> None:
+    gpu = measured("H100", gemm={"e_f": 0.5, "tag": "measured", "error": 0.1})
+    drawn = sample_constants(default_constants(), stream(1, "own"), [gpu])
+    assert drawn.for_gpu(gpu).op(OpClass.GEMM) == drawn.gpu("H100").op(OpClass.GEMM)
+    assert drawn.for_gpu(gpu).op(OpClass.GEMM).e_f != 0.5
+
+
+def test_steps_are_as_fast_as_an_overlay_says() -> None:
+    slow = {"gpus": {"H100": {"operators": {"gemm": {"e_b": 0.2, "tag": "measured"}}}}}
+    llm, batch = Catalog.default().model("llama-3.1-8b").llm, Batch.decode(4.0, 500.0)
+    times = [
+        step_seconds(analytic(llm, catalog.node("H100:1")), batch, 0, llm.layers)
+        for catalog in (Catalog.default(), apply_overlay(Catalog.default(), slow))
+    ]
+    assert times[1] > 3.0 * times[0]
 
 
 def test_engines_have_kernels_of_their_own_where_they_were_measured() -> None:
@@ -217,8 +244,7 @@ def test_engines_have_kernels_of_their_own_where_they_were_measured() -> None:
 def test_what_was_measured_on_a_machine_counts_whatever_engine_runs() -> None:
     decode = OpClass.ATTENTION_DECODE
     mine = OpConstants(e_b=0.5, tag=Tag.MEASURED, source="mine")
-    both = default_constants().merge(ConstantTable([GpuConstants("H200", {decode: mine})]))
-    theirs = both.gpu("H200").of_engine("trtllm")
+    theirs = default_constants().gpu("H200").with_measured({decode: mine}).of_engine("trtllm")
     assert theirs.op(decode) == mine
     assert "TensorRT-LLM" in theirs.op(OpClass.ATTENTION_PREFILL).source
 
@@ -237,108 +263,29 @@ def test_a_file_names_an_engines_own_kernels(tmp_path: Path) -> None:
     path = written(tmp_path, f"gpus: {{H100: {{engines: {{sglang: {own}}}}}}}")
     found = load_constants(path).gpu("H100").engines["sglang"]
     assert found[OpClass.ATTENTION_DECODE].e_b == 0.5
-    path = written(tmp_path, "gpus: {H100: {engines: [sglang]}}")
-    with pytest.raises(InputError, match="not a mapping of engines"):
-        load_constants(path)
-
-
-def test_a_file_on_top_of_the_shipped_constants(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
-        "gpus: {H100: {gemm: {e_f: 0.5, e_b: 0.25, t0_us: 7, p: 2, pad_k: 3, tag: layer-fitted, "
-        "source: mine}}}",
-    )
-    table = load_constants(path, base=default_constants())
-    assert table.gpu("H100").op(OpClass.GEMM) == OpConstants(
-        e_f=0.5,
-        e_b=0.25,
-        t0_us=7.0,
-        p=2.0,
-        pad_k=3.0,
-        error=UNSTATED_ERROR,
-        tag=Tag.LAYER_FITTED,
-        source="mine",
-    )
-    shipped = default_constants().gpu("H100")
-    assert table.gpu("H100").op(OpClass.GEMM_FP8) == shipped.op(OpClass.GEMM_FP8)
-    assert table.gpu("L4") == default_constants().gpu("L4")
-
-
-def test_an_untagged_file_is_trusted_least(tmp_path: Path) -> None:
-    path = written(tmp_path, "gpus: {H100: {gemm: {e_f: 0.5}}}")
-    found = load_constants(path, base=default_constants()).gpu("H100").op(OpClass.GEMM)
-    assert found.tag is Tag.PROXY
-
-
-# Bad files: one line that names the file and the field.
 
 
 @pytest.mark.parametrize(
-    ("text", "field", "says"),
+    ("operators", "field"),
     [
-        ("gpus: {H100: {matmul: {e_f: 1}}}", "gpus.H100.matmul", "unknown operator class"),
-        ("gpus: {H100: {gemm: {speed: 1}}}", "gpus.H100.gemm", "unknown constant 'speed'"),
-        ("gpus: {H100: {gemm: {e_f: 0}}}", "gpus.H100.gemm.e_f", "0.001 to 2"),
-        ("gpus: {H100: {gemm: {e_f: 2.5}}}", "gpus.H100.gemm.e_f", "0.001 to 2"),
-        ("gpus: {H100: {gemm: {e_b: -1}}}", "gpus.H100.gemm.e_b", "0.001 to 2"),
-        ("gpus: {H100: {gemm: {p: 0}}}", "gpus.H100.gemm.p", "0.1 to 16"),
-        ("gpus: {H100: {gemm: {p: 16.5}}}", "gpus.H100.gemm.p", "0.1 to 16"),
-        ("gpus: {H100: {gemm: {t0_us: -1}}}", "gpus.H100.gemm.t0_us", "0 to 100000"),
-        ("gpus: {H100: {gemm: {t0_us: .inf}}}", "gpus.H100.gemm.t0_us", "0 to 100000"),
-        ("gpus: {H100: {gemm: {t0_us: .nan}}}", "gpus.H100.gemm.t0_us", "nan is not"),
-        ("gpus: {H100: {gemm: {e_f: fast}}}", "gpus.H100.gemm.e_f", "'fast' is not a number"),
-        ("gpus: {H100: {gemm: {e_f: }}}", "gpus.H100.gemm.e_f", "None is not a number"),
-        ("gpus: {H100: {gemm: {e_f: [1]}}}", "gpus.H100.gemm.e_f", "[1] is not a number"),
-        ("gpus: {H100: {gemm: {tag: guessed}}}", "gpus.H100.gemm.tag", "unknown tag 'guessed'"),
-        ("gpus: {H100: {gemm: 0.5}}", "gpus.H100.gemm", "not a mapping of constants"),
-        ("gpus: {H100: 0.5}", "gpus.H100", "not a mapping of operator classes"),
-        ("gpus: {}\nextra: [", None, "not valid YAML"),
-        ("gpus: [H100]", "gpus", "no mapping 'gpus'"),
-        ("", "gpus", "no mapping 'gpus'"),
-        ("H100: {}", "gpus", "no mapping 'gpus'"),
+        ({"matmul": {"e_f": 1}}, "matmul"),
+        ({"gemm": {"speed": 1.0}}, "gemm.speed"),
+        ({"gemm": {"e_f": 0.0}}, "gemm.e_f"),
+        ({"gemm": {"e_f": 2.5}}, "gemm.e_f"),
+        ({"gemm": {"p": 16.5}}, "gemm.p"),
+        ({"gemm": {"t0_us": -1.0}}, "gemm.t0_us"),
+        ({"gemm": {"t0_us": float("nan")}}, "gemm.t0_us"),
+        ({"gemm": {"e_f": True}}, "gemm.e_f"),
+        ({"gemm": {"tag": "guessed"}}, "gemm.tag"),
+        ({"gemm": 0.5}, "gemm"),
     ],
 )
-def test_bad_files(tmp_path: Path, text: str, field: str | None, says: str) -> None:
-    path = written(tmp_path, text)
+def test_bad_constants_of_an_overlay(operators: dict[str, object], field: str) -> None:
     with pytest.raises(InputError) as caught:
-        load_constants(path, base=default_constants())
-    error = caught.value
-    assert error.path == str(path)
-    assert error.field == field
-    assert says in str(error)
-    assert str(path) in str(error)
-    assert "\n" not in str(error)
-
-
-def test_hints_list_what_would_be_right(tmp_path: Path) -> None:
-    for text, known in (
-        ("gpus: {H100: {matmul: {}}}", [op.value for op in OpClass]),
-        ("gpus: {H100: {gemm: {speed: 1}}}", ["e_f", "e_b", "hot_gain"]),
-        ("gpus: {H100: {gemm: {tag: guessed}}}", [tag.value for tag in Tag]),
-    ):
-        with pytest.raises(InputError) as caught:
-            load_constants(written(tmp_path, text), base=default_constants())
-        assert caught.value.hint is not None
-        assert all(name in caught.value.hint for name in known)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.yaml"):
-        load_constants(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize("tag", ["[measured]", "{measured: 1}"])
-def test_a_tag_that_is_no_text(tmp_path: Path, tag: str) -> None:
-    path = written(tmp_path, f"gpus: {{H100: {{gemm: {{tag: {tag}}}}}}}")
-    with pytest.raises(InputError) as caught:
-        load_constants(path, base=default_constants())
-    assert caught.value.field == "gpus.H100.gemm.tag"
-
-
-def test_a_truth_value_is_no_number(tmp_path: Path) -> None:
-    path = written(tmp_path, "gpus: {H100: {gemm: {e_f: true}}}")
-    with pytest.raises(InputError):
-        load_constants(path, base=default_constants())
+        measured("H100", **operators)
+    assert caught.value.field is not None
+    assert caught.value.field.startswith(f"gpus.H100.operators.{field}")
+    assert "\n" not in str(caught.value)
 
 
 # Errors.

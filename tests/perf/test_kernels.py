@@ -8,7 +8,7 @@ import pytest
 from atoll.catalog.catalog import Catalog
 from atoll.engines.table import profile_engine
 from atoll.perf.batch import Batch
-from atoll.perf.constants import ConstantTable, GpuConstants, default_constants
+from atoll.perf.constants import default_constants
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.step import AnalyticStepModel, analytic, step_seconds
 
@@ -92,7 +92,7 @@ def test_gpus_that_hold_layers_in_a_row_are_no_faster_than_one() -> None:
 def test_kernels_are_off_by_as_much_as_the_constants_of_the_gpu() -> None:
     table, gpu = default_constants(), CATALOG.gpu("RTX4090")
     half = {op: c.scale_time(2.0) for op, c in table.for_gpu(gpu).ops.items()}
-    slow = table.merge(ConstantTable([GpuConstants(gpu.name, half)]))
+    slow = table.with_gpus([table.gpu(gpu.name).with_measured(half)])
     spec, node = CATALOG.model("llama-3.1-8b@q8_0").llm, CATALOG.node("RTX4090:1")
     usual, twice = (
         analytic(spec, node, tp=1, engine="llamacpp", constants=each) for each in (table, slow)

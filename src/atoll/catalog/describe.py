@@ -16,7 +16,17 @@ from atoll.catalog.transformer import DeltaSpec, DType, MlaSpec, MoeSpec, Transf
 from atoll.core.errors import UnknownNameError
 
 COMPUTED = "computed from the shapes"
-_NO_FACTS = ("name", "aliases", "facts", "like", "note", "part_of", "shares", "servers")
+_NO_FACTS = (
+    "name",
+    "aliases",
+    "facts",
+    "like",
+    "note",
+    "part_of",
+    "shares",
+    "servers",
+    "operators",
+)
 UNKNOWN = "unknown"
 
 

@@ -14,6 +14,7 @@ from atoll.core.errors import InputError
 
 if TYPE_CHECKING:
     from atoll.catalog.measured_servers import MeasuredServer
+    from atoll.catalog.overlay_schema import OperatorEntry
 
 GB = 1_000_000_000
 MIB = 1 << 20
@@ -52,7 +53,8 @@ class GpuType:
     reaches than that one. `note` is for whoever plans with it: engines that run on it, memory that is shared.
     `facts` holds, for every field, where the number comes from. `part_of` is the GPU that this is one of
     `shares` equal shares of: processes take turns on it, each with its part of the memory. `servers` were
-    measured on GPUs of the kind, by an overlay; of those of one model the last counts.
+    measured on GPUs of the kind, by an overlay; of those of one model the last counts. `operators` are an
+    overlay's constants of classes of operators, in place of those that ship.
     """
 
     name: str
@@ -77,6 +79,7 @@ class GpuType:
     part_of: GpuType | None = field(default=None, repr=False)
     shares: int = 1
     servers: tuple[MeasuredServer, ...] = ()
+    operators: Mapping[str, OperatorEntry] = field(default_factory=FrozenMap)
 
     @property
     def whole(self) -> GpuType:

@@ -177,6 +177,10 @@ def _gpu(name: str, entry: GpuEntry, base: GpuType | None, document: Document) -
         "name": name,
         "aliases": tuple(entry.aliases) if entry.aliases is not None else aliases,
         "facts": FrozenMap(facts),
+        # What was measured of one GPU is a guess of another, which relatives make.
+        "operators": FrozenMap(
+            {**(base.operators if base is not None and same else {}), **(entry.operators or {})}
+        ),
     }
     if base is not None and not same:
         values["like"] = base.like or base.name

@@ -1,6 +1,7 @@
 """The shape of an overlay file. One field here is one key a person may write.
 
 gpus:          {NAME: {like: L40S, memory: 48GB, bandwidth: 900GB/s, fp16_tflops: 300}}
+               {NAME: {operators: what `atoll perf calibrate` writes}}
 interconnects: {NAME: {kind: pcie, allreduce: {2: {alpha_us: 6, bus_bandwidth: 20GB/s, p: 1}}}}
 nodes:         {"L40S:2": {interconnect: NAME}}
 models:        {NAME: {like: llama-3-70b, max_context: 131072, weights: fp8}}
@@ -60,6 +61,48 @@ class Sourced(Frozen):
     confidence: Trust | None = None
 
 
+OperatorClass = Literal[
+    "gemm",
+    "gemm_fp8",
+    "gemm_fp4",
+    "attention_prefill",
+    "attention_decode",
+    "experts",
+    "experts_fp8",
+    "experts_fp4",
+    "experts_int4",
+    "elementwise",
+]
+_SHARE = Field(strict=True, ge=1e-3, le=2.0)
+_PAD = Field(strict=True, ge=0.0, le=1e5)
+
+
+class OperatorEntry(Frozen):
+    """Constants of one class of operators on a GPU; `perf.constants.OpConstants` says what each one does.
+
+    Without `tag` they are another GPU's, and as far off as those may be.
+    """
+
+    e_f: Annotated[float, _SHARE] = 1.0
+    e_b: Annotated[float, _SHARE] = 1.0
+    t0_us: Annotated[float, _PAD] = 0.0
+    # Higher powers of microseconds leave the range of floats, and 16 is as sharp as a corner.
+    p: Sharpness = 1.0
+    pad: Annotated[float, _PAD] = 0.0
+    pad_k: Annotated[float, _PAD] = 0.0
+    pad_n: Annotated[float, _PAD] = 0.0
+    serial_ns: Annotated[float, Field(strict=True, ge=0.0, le=1e6)] = 0.0
+    hot_bytes: Annotated[float, Field(strict=True, ge=0.0, le=1e10)] = 0.0
+    hot_gain: Annotated[float, Field(strict=True, ge=1.0, le=100.0)] = 1.0
+    kv8: Annotated[float, Field(strict=True, ge=0.1, le=10.0)] = 1.0
+    kv8_t0: Annotated[float, Field(strict=True, ge=0.1, le=10.0)] = 1.0
+    sustained: Annotated[float, Field(strict=True, ge=0.1, le=1.0)] = 1.0
+    sustained_b: Annotated[float, Field(strict=True, ge=0.1, le=1.0)] = 1.0
+    error: Annotated[float, Field(strict=True, ge=0.0, le=2.0)] | None = None
+    tag: Literal["measured", "layer-fitted", "proxy"] = "proxy"
+    source: StrictStr = ""
+
+
 class GpuEntry(Sourced):
     """A GPU type: new, like another one, or changes to a known one; examples stand in errors."""
 
@@ -90,6 +133,7 @@ class GpuEntry(Sourced):
     l2: CacheBytes | None = Field(None, examples=["3MiB"])
     nvlink: GpuBandwidth | None = Field(None, examples=["56GB/s"])
     pcie: GpuBandwidth | None = Field(None, examples=["32GB/s"])
+    operators: dict[OperatorClass, OperatorEntry] | None = None
 
 
 class AllReduceEntry(Sourced):

@@ -1,16 +1,18 @@
-"""From files of measurements to a file of constants, with a progress bar on the way."""
+"""From files of measurements to constants in an overlay, with a progress bar on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.core.errors import InputError
 from atoll.core.files import atomic_write
-from atoll.report.terminal import console, note
+from atoll.report.terminal import console, note, table
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from atoll.catalog.catalog import Catalog
     from atoll.catalog.gpus import GpuType
     from atoll.perf.calibration import Fit
@@ -125,17 +127,73 @@ def _keep_narrow(found: Fit, gpu: GpuType) -> Fit:
     return replace(found, constants=kept)
 
 
-def write_constants(path: Path, fits: Iterable[Fit]) -> None:
-    """Write fitted constants as a file that `--constants` reads on top of the shipped ones."""
-    gpus: dict[str, list[str]] = {}
-    for entry in fits:
-        gpus.setdefault(entry.gpu, []).append(
-            f"    {entry.op.value}: {constants_line(entry.constants)}"
+def check_constants(path: Path) -> dict[str, dict[str, str]]:
+    """Return the constants that a file of `write_constants` has, as lines of YAML by GPU and class.
+
+    InputError where it cannot be written, or has something else, which would be lost.
+    """
+    from atoll.catalog.document import Document
+    from atoll.core.files import check_target, load_yaml
+    from atoll.perf.constants import read_constants
+
+    check_target(path, (".yaml", ".yml"))
+    if not path.exists():
+        return {}
+    data: Any = load_yaml(path)
+    overlay = Document(path).overlay
+    if set(data or ()) - {"gpus"} or any(set(own) - {"operators"} for own in data["gpus"].values()):
+        raise InputError(
+            "an overlay with other facts",
+            path=path,
+            hint="name another file; --overlay may be repeated",
         )
+    return {
+        gpu: {op: constants_line(read_constants(one)) for op, one in (own.operators or {}).items()}
+        for gpu, own in (overlay.gpus or {}).items()
+    }
+
+
+def write_constants(path: Path, fits: Iterable[Fit]) -> None:
+    """Write fitted constants as an overlay, beside those of other GPUs and classes that it has."""
+    gpus = check_constants(path)
+    for entry in fits:
+        gpus.setdefault(entry.gpu, {})[entry.op.value] = constants_line(entry.constants)
     lines = ["# Written by `atoll perf calibrate`.", "gpus:"]
-    for gpu in sorted(gpus):
-        lines += [f"  {gpu}:", *gpus[gpu]]
+    for gpu, ops in sorted(gpus.items()):
+        lines += [f"  {gpu}:", "    operators:"]
+        lines += [f"      {op}: {line}" for op, line in ops.items()]
     atomic_write(path, "\n".join(lines) + "\n")
+
+
+def show_fits(fits: list[Fit], out: Path | None) -> RenderableType:
+    """Draw fits and what to do with them."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows = [
+        (
+            fit.gpu,
+            fit.op.value,
+            fit.fitted.points,
+            f"{fit.fitted.median:.1f}",
+            f"{fit.fitted.p95:.1f}",
+            None if fit.held_out is None else f"{fit.held_out.median:.1f}",
+            None if fit.held_out is None else f"{fit.held_out.p95:.1f}",
+            f"{fit.constants.e_f:.3f}",
+            f"{fit.constants.e_b:.3f}",
+        )
+        for fit in fits
+    ]
+    columns = (
+        "gpu", "operator", "points", "error %", "p95 %", "held-out %", "held-out p95 %", "e_f", "e_b",
+    )  # fmt: skip
+    used = (
+        f"Wrote {out}; plan and simulate with it: --overlay {out}, or catalog: of a fleet file."
+        if out is not None
+        else "Nothing written: give -o FILE to keep these constants."
+    )
+    # Below the table, not its caption: a name folded to the width of the table cannot be copied.
+    return Group(table(columns, rows, right=columns[2:]), Text(used))
 
 
 def constants_line(c: OpConstants) -> str:

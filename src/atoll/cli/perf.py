@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     from atoll.catalog.catalog import Catalog
     from atoll.catalog.models import ModelSpec
-    from atoll.perf.calibration import Fit
     from atoll.perf.compare import NodeChoice, PhaseCopy
-    from atoll.perf.constants import ConstantTable
     from atoll.perf.step import StepModel
     from atoll.perf.step_curves import Picture
 
@@ -40,7 +38,6 @@ class PerfSettings(VerbSettings):
     ttft: str = option("1500ms", "Promised time to the first token.")
     tpot: str = option("80ms", "Promised time per further token.")
     engine: str = option("vllm", "Whose host time per step counts: vllm, sglang, ...; none.")
-    constants: Path | None = option(None, "Fitted constants from `atoll perf calibrate`.")
     overlay: tuple[Path, ...] = overlay_field()
     as_json: bool = json_field()
 
@@ -79,9 +76,7 @@ class CalibrateSettings(VerbSettings):
     node: str | None = option(None, "What the server ran on, as H200:1; for JSON files.")
     tp: int | None = option(None, "GPUs that split a layer there; default: all that can.")
     engine: str = option("vllm", "The engine of the server, also with a version: vllm@0.12.")
-    out: Path | None = option(
-        None, "Write constants here, or add a server to this overlay.", "-o", "--out"
-    )
+    out: Path | None = option(None, "Add constants, or a server, to this overlay.", "-o", "--out")
     all_points: bool = option(False, "Fit on every point instead of holding half out.")
     source: str | None = option(None, "Where the numbers come from, for reports.")
     overlay: tuple[Path, ...] = overlay_field()
@@ -110,18 +105,12 @@ def _model(catalog: Catalog, name: str) -> ModelSpec:
     return model_from_config(Path(name))
 
 
-def _constants(path: Path | None) -> ConstantTable:
-    from atoll.perf.constants import default_constants, load_constants
-
-    return default_constants() if path is None else load_constants(path, base=default_constants())
-
-
 def _step_model(model: ModelSpec, catalog: Catalog, options: ShowSettings) -> StepModel:
-    from atoll.core.errors import UnknownNameError, UsageError
+    from atoll.core.errors import UnknownNameError
     from atoll.engines.table import profile_engine
 
     kind, tp, engine = catalog.node(options.node), options.tp, options.engine
-    backend, constants = options.backend, options.constants
+    backend = options.backend
     is_table = Path(backend).suffix in (".csv", ".parquet")
     if backend not in ("analytic", "aic") and not is_table:
         known = ("analytic", "aic", "a measured .csv or .parquet")
@@ -129,12 +118,7 @@ def _step_model(model: ModelSpec, catalog: Catalog, options: ShowSettings) -> St
     if backend == "analytic":
         from atoll.perf.step import analytic
 
-        return analytic(model.llm, kind, tp=tp, engine=engine, constants=_constants(constants))
-    if constants is not None:
-        raise UsageError(
-            "--constants says nothing to a backend of measured times",
-            hint="leave it out, or use the analytic backend",
-        )
+        return analytic(model.llm, kind, tp=tp, engine=engine)
     if backend == "aic":
         from atoll.perf.aic import aic
 
@@ -239,7 +223,6 @@ def compare(options: CompareSettings) -> None:
         [catalog.node(name) for name in names],
         catalog,
         engine=options.engine,
-        constants=_constants(options.constants),
         regions=options.region or None,
         spot=options.spot,
     )
@@ -323,16 +306,14 @@ def calibrate(options: CalibrateSettings) -> None:
     are those of one server, and make an entry of an overlay as `atoll profile --server` does; give --model
     and --node.
     """
-    from atoll.cli.calibrate import fit_files, write_constants
-    from atoll.core.files import check_target
+    from atoll.cli.calibrate import check_constants, fit_files, show_fits, write_constants
 
-    out = options.out
-    if out is not None:
-        check_target(out)
-    catalog = _catalog(options.overlay)
+    out, catalog = options.out, _catalog(options.overlay)
     if any(path.suffix == ".json" for path in options.data):
         _calibrate_server(options, catalog)
         return
+    if out is not None:
+        check_constants(out)
     fits = fit_files(
         options.data,
         catalog,
@@ -342,7 +323,7 @@ def calibrate(options: CalibrateSettings) -> None:
     )
     if out is not None:
         write_constants(out, fits)
-    emit(fits, options.as_json, lambda: _fits(fits, out))
+    emit(fits, options.as_json, lambda: show_fits(fits, out))
 
 
 def _calibrate_server(options: CalibrateSettings, catalog: Catalog) -> None:
@@ -370,33 +351,3 @@ def _calibrate_server(options: CalibrateSettings, catalog: Catalog) -> None:
         date=datetime.now(UTC).date().isoformat(),
     )
     show_fit(fit, options.out, as_json=options.as_json)
-
-
-def _fits(fits: list[Fit], out: Path | None) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    rows = [
-        (
-            fit.gpu,
-            fit.op.value,
-            fit.fitted.points,
-            f"{fit.fitted.median:.1f}",
-            f"{fit.fitted.p95:.1f}",
-            None if fit.held_out is None else f"{fit.held_out.median:.1f}",
-            None if fit.held_out is None else f"{fit.held_out.p95:.1f}",
-            f"{fit.constants.e_f:.3f}",
-            f"{fit.constants.e_b:.3f}",
-        )
-        for fit in fits
-    ]
-    columns = (
-        "gpu", "operator", "points", "error %", "p95 %", "held-out %", "held-out p95 %", "e_f", "e_b",
-    )  # fmt: skip
-    used = (
-        f"Wrote {out}; use it with --constants {out}."
-        if out is not None
-        else "Nothing written: give -o FILE to keep these constants."
-    )
-    # Below the table, not its caption: a name folded to the width of the table cannot be copied.
-    return Group(table(columns, rows, right=columns[2:]), Text(used))

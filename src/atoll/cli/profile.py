@@ -12,6 +12,7 @@ import typer
 from atoll.cli.operating import TerminalListener
 from atoll.cli.options import verb
 from atoll.cli.profile_components import show_component, show_executors
+from atoll.cli.profile_operators import profile_operators
 from atoll.cli.profile_server import profile_server
 from atoll.cli.profile_settings import ProfileSettings
 from atoll.cli.progress import live_line
@@ -42,6 +43,9 @@ def profile(options: ProfileSettings) -> None:
     and simulations predict this model on such GPUs; a profile for clusters with --out FILE.json. Nothing else
     may use it meanwhile.
 
+    With --operators, measure matrix products and attention on this machine's GPU: an overlay with its
+    constants, for all models (--out FILE.yaml).
+
     With --component, measure an encoder or a generator of an any-to-any model, on a GPU where there is one:
     rates for the `rates` of its service in a fleet file.
     """
@@ -51,9 +55,16 @@ def profile(options: ProfileSettings) -> None:
         show_executors(options, options.from_executors)
         return
     if options.component is not None:
-        if options.server is not None:
-            raise UsageError("--component and --server measure apart", hint="give one of them")
+        if options.server is not None or options.operators:
+            raise UsageError(
+                "--component, --server and --operators measure apart", hint="give one of them"
+            )
         show_component(options, options.component)
+        return
+    if options.operators:
+        if options.server is not None:
+            raise UsageError("--operators and --server measure apart", hint="give one of them")
+        profile_operators(options)
         return
     name, out = options.name or "smollm2-135m", options.out
     if options.server is not None:

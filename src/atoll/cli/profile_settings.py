@@ -11,6 +11,7 @@ from atoll.core.quantities import Bytes, Duration
 
 _of_components = partial(option, panel="Components of any-to-any models")
 _of_servers = partial(option, panel="Servers")
+_of_operators = partial(option, panel="GPUs")
 
 
 class ProfileSettings(VerbSettings):
@@ -26,7 +27,9 @@ class ProfileSettings(VerbSettings):
         "out.",
     )
     layers: str | None = option(None, "The range to measure, as 0:14; default: all.")
-    node_type: str = option("CPU:1", "The node type this machine plays.", "--as")
+    node_type: str = option(
+        "CPU:1", "The node type this machine plays; with --operators what the driver says.", "--as"
+    )
     kv: Bytes = option("128MiB", "Memory for KV cache.")
     threads: int = option(1, "Threads of a step.", ge=1)
     out: Path | None = option(
@@ -52,6 +55,11 @@ class ProfileSettings(VerbSettings):
     )
     deadline: Duration = _of_servers("4min", "The longest that it may take.", gt=0)
     overlay: tuple[Path, ...] = overlay_field()
+    operators: bool = _of_operators(
+        False,
+        "Measure matrix products and attention on this machine's GPU. --out is an overlay as YAML with the "
+        "constants they tell, or a folder for the times themselves.",
+    )
     component: str | None = _of_components(
         None,
         "Measure this part of --model, such as vision or dit, with random weights.",

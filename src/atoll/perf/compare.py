@@ -17,7 +17,6 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase
 from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import CapacityTable, RoleLoad, table_of
-from atoll.perf.constants import ConstantTable, default_constants
 from atoll.perf.layers import node_splits
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.step import Position, analytic
@@ -70,7 +69,6 @@ def compare(
     catalog: Catalog,
     *,
     engine: str | EngineChoice = "vllm",
-    constants: ConstantTable | None = None,
     regions: Sequence[str] | None = None,
     spot: bool = False,
     link: Link | None = None,
@@ -80,7 +78,6 @@ def compare(
     The price is the lowest in `regions` (all if None); node types without a price sort last. Stages hand
     over through the nodes' own network interfaces unless `link` is given.
     """
-    table = constants if constants is not None else default_constants()
     loads = {
         Phase.PREFILL: RoleLoad("prefill", spec, Phase.PREFILL, promise.ttft_s, lengths),
         Phase.DECODE: RoleLoad("decode", spec, Phase.DECODE, promise.tpot_s, lengths),
@@ -89,10 +86,7 @@ def compare(
     for node in nodes:
         price, region = _cheapest(catalog, node, regions, spot)
         hop = link if link is not None else catalog.links.between("", "", node.id, node.id)
-        models = [
-            analytic(spec, node, tp=tp, engine=engine, constants=table)
-            for tp in node_splits(spec, node)
-        ]
+        models = [analytic(spec, node, tp=tp, engine=engine) for tp in node_splits(spec, node)]
         best = {
             phase: _best_copy([table_of(load, m, MAX_STAGES, link=hop) for m in models], price)
             for phase, load in loads.items()

@@ -19,10 +19,12 @@ from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.gpus import slowdown
-from atoll.core.errors import InputError, UnknownNameError
+from atoll.catalog.overlay_schema import OperatorEntry
+from atoll.core.errors import UnknownNameError
 from atoll.core.files import load_yaml
 from atoll.core.rng import stream
 
@@ -208,7 +210,7 @@ class GpuConstants:
     `engines` holds, by the name of an engine, classes of which it has kernels of its own that were measured.
     `host` and `links` are times of the host and of sums over GPUs over what engine profiles and interconnects
     say: 1 unless drawn. Drawn ones keep those that they are `drawn_from`, and by how many standard deviations
-    a server is off that was measured (`luck`).
+    a server is off that was measured (`luck`). `operators` are those of an overlay that `ops` has already.
     """
 
     gpu: str
@@ -218,6 +220,7 @@ class GpuConstants:
     links: float = 1.0
     luck: float = 0.0
     drawn_from: GpuConstants | None = None
+    operators: Mapping[str, OperatorEntry] = field(default_factory=FrozenMap)
 
     def op(self, op: OpClass) -> OpConstants:
         """Return the constants of one operator class."""
@@ -230,6 +233,22 @@ class GpuConstants:
             return self
         base = self.drawn_from and self.drawn_from.of_engine(engine)
         return replace(self, ops={**self.ops, **own}, drawn_from=base)
+
+    def with_measured(self, own: Mapping[OpClass, OpConstants]) -> GpuConstants:
+        """Return the constants with those of classes that were measured anew, whatever engine runs.
+
+        Bursts of single operators say nothing of load that lasts: what is left of their speed then stays.
+        """
+        ops = {
+            op: replace(c, sustained=known.sustained, sustained_b=known.sustained_b)
+            for op, c in own.items()
+            for known in (self.ops[op],)
+        }
+        engines = {
+            engine: {op: c for op, c in theirs.items() if op not in own}
+            for engine, theirs in self.engines.items()
+        }
+        return replace(self, ops={**self.ops, **ops}, engines=engines)
 
     def under_load(self) -> GpuConstants:
         """Return the constants as they are in service, with every operator at its sustained share."""
@@ -364,11 +383,14 @@ class ConstantTable:
         constants = self._gpus.get(gpu.name)
         possible = [op for op in OpClass if op not in _FP4 or gpu.fp4_flops is not None]
         missing = [op for op in possible if constants is None or op not in constants.ops]
-        if constants is not None and not missing:
-            return constants
         found = constants or GpuConstants(gpu.name, {})
-        lent = {op: _share_compute(self._relative(gpu, op), gpu) for op in missing}
-        return replace(found, ops={**found.ops, **lent})
+        if missing:
+            lent = {op: _share_compute(self._relative(gpu, op), gpu) for op in missing}
+            found = replace(found, ops={**found.ops, **lent})
+        if found.operators == gpu.operators:
+            return found
+        own = {OpClass(op): read_constants(c) for op, c in gpu.operators.items() if op in found.ops}
+        return replace(found.with_measured(own), operators=gpu.operators)
 
     def _relative(self, gpu: GpuType, op: OpClass) -> OpConstants:
         from atoll.catalog.gpus import default_gpus
@@ -396,20 +418,12 @@ class ConstantTable:
         """Return the GPU names that have constants, sorted."""
         return tuple(sorted(self._gpus))
 
-    def merge(self, other: ConstantTable) -> ConstantTable:
-        """Return a table where `other` adds GPUs and replaces operator classes, whatever engine runs."""
-        out = dict(self._gpus)
-        for name, entry in other._gpus.items():
-            base = out.get(name, GpuConstants(name, {}))
-            engines = {
-                engine: {op: c for op, c in own.items() if op not in entry.ops}
-                for engine, own in base.engines.items()
-            }
-            for engine, own in entry.engines.items():
-                engines[engine] = {**engines.get(engine, {}), **own}
-            out[name] = replace(entry, ops={**base.ops, **entry.ops}, engines=engines)
+    def with_gpus(self, entries: Iterable[GpuConstants]) -> ConstantTable:
+        """Return a table with these in place of its own of the same GPUs."""
         return ConstantTable(
-            out.values(), first_token_error=self._first_token_error, luck=self._luck
+            {**self._gpus, **{entry.gpu: entry for entry in entries}}.values(),
+            first_token_error=self._first_token_error,
+            luck=self._luck,
         )
 
 
@@ -486,106 +500,29 @@ def default_constants() -> ConstantTable:
     return load_constants(Path(str(files("atoll.perf") / "data" / "constants.yaml")))
 
 
-def load_constants(path: Path, *, base: ConstantTable | None = None) -> ConstantTable:
-    """Read a constants file (as `atoll perf calibrate` writes it), optionally on top of `base`.
+def load_constants(path: Path) -> ConstantTable:
+    """Read a file of constants, as `tools/fit_constants.py` writes it.
 
-    Missing operator classes are taken from `base`, and by `ConstantTable.for_gpu` from a relative.
+    Missing operator classes are taken from a relative (`ConstantTable.for_gpu`).
     """
-    data = load_yaml(path)
-    if not isinstance(data, dict) or not isinstance(data.get("gpus"), dict):
-        raise InputError(
-            "no mapping 'gpus'", path=path, field="gpus", hint="see docs/guides/performance.md"
-        )
-    table = ConstantTable(_gpu(path, str(name), entry) for name, entry in data["gpus"].items())
-    return base.merge(table) if base is not None else table
+    data: Any = load_yaml(path)
+    return ConstantTable(_gpu(path, name, entry) for name, entry in data["gpus"].items())
 
 
-def _gpu(path: Path, name: str, entry: object) -> GpuConstants:
-    if not isinstance(entry, dict):
-        raise InputError("not a mapping of operator classes", path=path, field=f"gpus.{name}")
-    engines = entry.get("engines", {})
-    if not isinstance(engines, dict):
-        raise InputError("not a mapping of engines", path=path, field=f"gpus.{name}.engines")
-    return GpuConstants(
-        name,
-        _ops(path, f"gpus.{name}", {k: v for k, v in entry.items() if k != "engines"}),
-        {
-            str(engine): _ops(path, f"gpus.{name}.engines.{engine}", own)
-            for engine, own in engines.items()
-        },
-    )
+def _gpu(path: Path, name: str, entry: dict[str, Any]) -> GpuConstants:
+    def ops(own: dict[str, object]) -> dict[OpClass, OpConstants]:
+        return {
+            OpClass(op): read_constants(OperatorEntry.parse(c, path=path)) for op, c in own.items()
+        }
+
+    engines = entry.pop("engines", {})
+    return GpuConstants(name, ops(entry), {engine: ops(own) for engine, own in engines.items()})
 
 
-def _ops(path: Path, within: str, entry: object) -> dict[OpClass, OpConstants]:
-    if not isinstance(entry, dict):
-        raise InputError("not a mapping of operator classes", path=path, field=within)
-    ops: dict[OpClass, OpConstants] = {}
-    for key, values in entry.items():
-        where = f"{within}.{key}"
-        if key not in set(OpClass):
-            raise InputError(
-                "unknown operator class",
-                path=path,
-                field=where,
-                hint="one of " + ", ".join(op.value for op in OpClass),
-            )
-        if not isinstance(values, dict):
-            raise InputError("not a mapping of constants", path=path, field=where)
-        ops[OpClass(key)] = _op(path, where, values)
-    return ops
-
-
-_RANGES = {
-    "e_f": (1e-3, 2.0),
-    "e_b": (1e-3, 2.0),
-    "t0_us": (0.0, 1e5),
-    # Higher powers of microseconds leave the range of floats, and 16 is as sharp as a corner.
-    "p": (0.1, 16.0),
-    "pad": (0.0, 1e4),
-    "pad_k": (0.0, 1e5),
-    "pad_n": (0.0, 1e5),
-    "serial_ns": (0.0, 1e6),
-    "hot_bytes": (0.0, 1e10),
-    "hot_gain": (1.0, 100.0),
-    "kv8": (0.1, 10.0),
-    "kv8_t0": (0.1, 10.0),
-    "sustained": (0.1, 1.0),
-    "sustained_b": (0.1, 1.0),
-    "error": (0.0, 2.0),
-}
-
-
-def _op(path: Path, where: str, values: dict[str, object]) -> OpConstants:
-    numbers: dict[str, float] = {}
-    for key, value in values.items():
-        if key in ("tag", "source"):
-            continue
-        if key not in _RANGES:
-            raise InputError(
-                f"unknown constant {key!r}",
-                path=path,
-                field=where,
-                hint="one of " + ", ".join(_RANGES),
-            )
-        low, high = _RANGES[key]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not low <= value <= high
-        ):
-            raise InputError(
-                f"{value!r} is not a number from {low:g} to {high:g}",
-                path=path,
-                field=f"{where}.{key}",
-            )
-        numbers[key] = float(value)
-    tag = values.get("tag", Tag.PROXY.value)
-    if not isinstance(tag, str) or tag not in set(Tag):
-        raise InputError(
-            f"unknown tag {tag!r}",
-            path=path,
-            field=f"{where}.tag",
-            hint="one of " + ", ".join(t.value for t in Tag),
-        )
-    numbers.setdefault("error", PROXY_ERROR if tag == Tag.PROXY else UNSTATED_ERROR)
-    return OpConstants(**numbers, tag=Tag(tag), source=str(values.get("source", "")))
+def read_constants(entry: OperatorEntry) -> OpConstants:
+    """Return the constants that an entry has; what it leaves out is as in `OpConstants`."""
+    values = {name: getattr(entry, name) for name in entry.model_fields_set}
+    values["tag"] = tag = Tag(entry.tag)
+    if entry.error is None:
+        values["error"] = PROXY_ERROR if tag is Tag.PROXY else UNSTATED_ERROR
+    return OpConstants(**values)

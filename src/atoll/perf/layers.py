@@ -271,7 +271,7 @@ def ground_constants(
             name: (gpu, name_grounds(spec, gpu, fitted, guessed=guessed, spread=spread))
             for name, (gpu, fitted) in known.items()
         }
-    return table.merge(ConstantTable(fitted for _, fitted in known.values()))
+    return table.with_gpus(fitted for _, fitted in known.values())
 
 
 class _Factory:

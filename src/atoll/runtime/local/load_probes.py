@@ -107,11 +107,11 @@ class Words:
         self._made += 1
         luck = stream(self.seed, "prompt", str(self._made))
         count = max(1, round(tokens * self.per_token))
-        words = _WORDS.split()
+        words = WORDS.split()
         return " ".join(words[at] for at in luck.integers(len(words), size=count))
 
 
-_WORDS = (
+WORDS = (
     "time year people way day man thing woman life child world school state family student group country"
     " problem hand part place case week company system program question work night point home water room"
     " mother area money story fact month lot right study book eye job word business issue side kind head"
