@@ -35,7 +35,7 @@ from atoll.prove.kept import (
     worst_of,
 )
 from atoll.prove.load_curves import LoadCurve, find_loads, simulate_more
-from atoll.prove.prospects import Key, find_prospects
+from atoll.prove.prospects import Key, find_prospects, find_rivals
 from atoll.prove.redundancy import Redundancy, Spare, TrialOutcome
 from atoll.prove.simulated_bound import SimulatedBound
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
@@ -45,12 +45,14 @@ from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.registry import solve
 from atoll.solve.simplicity import describe_simplicity, is_simpler
+from atoll.solve.templates.generate import PREFERENCE
 
 if TYPE_CHECKING:
     from atoll.plan.plan import Instance, Plan, SimulatedCapacity
     from atoll.plan.problem import Problem
     from atoll.solve.effort import Effort
     from atoll.solve.plan_request import PlanRequest
+    from atoll.solve.templates.library import Libraries
 
 _SIZING_ROUNDS = 12
 """Plans on the way to one of simulated templates alone, at most."""
@@ -299,8 +301,6 @@ class _Prover:
 
         Templates that carry too little by themselves, or are lost with spot, may do with others beside them.
         """
-        from atoll.solve.templates.library import template_libraries
-
         before, own = self.best, self.sizing.allowances
         reached = before is not None and all(promise.is_kept for promise in before.promises)
         if (
@@ -315,7 +315,7 @@ class _Prover:
         for name, allowance in own.items():
             allowance.target = self.promised[name]
         plan = min(self._whole.values(), key=lambda one: -one[0], default=(0.0, self.first))[1]
-        libraries = template_libraries(self.problem, self.catalog, cached=self.effort.cached)
+        libraries = self._libraries(self.problem)
         try:
             for _ in range(_MAX_LARGER):
                 short = {name for name in own if name not in self._enough(plan)}
@@ -341,13 +341,11 @@ class _Prover:
 
     def _shrink(self) -> None:
         """Try the best plan without an instance, or with a cheaper one in its place, while that is enough."""
-        from atoll.solve.templates.library import template_libraries
-
         tried = 0
         while self.best is not None and not self._is_least(self.best):
             self._look_at_time()
             best = self.best
-            libraries = template_libraries(self.problem, self.catalog, cached=self.effort.cached)
+            libraries = self._libraries(self.problem)
             max_usd = (best.objective or 0.0) * (1.0 - _SAME_COST)
             for plan in smaller_plans(
                 best, self.problem, self.catalog, libraries, max_usd, self._carry_more
@@ -395,7 +393,8 @@ class _Prover:
                 for s in asked.services
             )
             asked = asked.replace(services=services)
-            plan = self._plan(asked, self.effort)
+            chosen = Derating(engines=self.sizing.engines)
+            plan = self._plan(asked, replace(self.effort, derating=chosen))
             if plan.status not in ("optimal", "feasible") or not self._saves(plan):
                 return
 
@@ -577,8 +576,6 @@ class _Prover:
 
     def _size(self) -> Plan:
         """Plan, and simulate what the plan uses and was not simulated, until there is no such thing."""
-        from atoll.solve.templates.library import template_libraries
-
         sizing = self.sizing
         for number in range(1, _SIZING_ROUNDS + 1):
             # At first kinds of templates are not given up after a few bad ones.
@@ -596,9 +593,7 @@ class _Prover:
                 f"{self.simulations} simulations"
             )
             if new:
-                libraries = template_libraries(
-                    sizing.problem, self.catalog, cached=self.effort.cached
-                )
+                libraries = self._libraries(sizing.problem)
                 roles = sorted({role for role, _ in new if sizing.share(role) > 0.0})
                 new |= find_prospects(
                     sizing.problem,
@@ -666,8 +661,51 @@ class _Prover:
             seed=self.problem.settings.seed,
             watch=keep_deadline(self.deadline),
         )
+        measured += self._compare_engines({*new, *used})
         self.simulations += measured
         return measured > 0
+
+    def _compare_engines(self, keys: Iterable[Key]) -> int:
+        """Give templates the engine that carries most in simulation; return how many simulations that took.
+
+        The performance model goes by means. Engines differ in who waits for whom: where prompts go before
+        answers, one that carries a little more by the model breaks more promises.
+        """
+        sizing, problem = self.sizing, self.sizing.problem
+        asked = {key for key in keys if sizing.share(key[0]) > 0.0} - sizing.compared
+        rivals = find_rivals(problem, self.catalog, self._libraries(problem), asked)
+        sizing.compared |= asked
+        # No load above what the model says is simulated here, so these cannot win.
+        rivals = {
+            rival: one
+            for rival, one in rivals.items()
+            if one.throughput_per_s > sizing.carried(rival[:2]) * (1.0 + PREFERENCE)
+        }
+        curves = {rival: LoadCurve() for rival in rivals}
+        measured = find_loads(
+            problem,
+            self.catalog,
+            rivals,
+            curves,
+            sizing.share,
+            seed=self.problem.settings.seed,
+            watch=keep_deadline(self.deadline),
+        )
+        # The preferred ones first.
+        for rival in rivals:
+            key, share = rival[:2], sizing.share(rival[0])
+            carried = rivals[rival].throughput_per_s * curves[rival].load(share)
+            if carried > sizing.carried(key) * (1.0 + PREFERENCE):
+                sizing.curves[key], sizing.instances[key] = curves[rival], rivals[rival]
+                sizing.engines[key] = rivals[rival].engine
+        return measured
+
+    def _libraries(self, problem: Problem) -> Libraries:
+        """The templates of a problem, run by the engines that carry most as far as was simulated."""
+        from atoll.solve.templates.library import template_libraries
+
+        libraries = template_libraries(problem, self.catalog, cached=self.effort.cached)
+        return Derating(engines=self.sizing.engines).choose_engines(libraries)
 
     def _lower_hopeless(self) -> None:
         """Lower the targets of services whose long prompts no instance answers in time."""

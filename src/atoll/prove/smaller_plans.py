@@ -170,7 +170,7 @@ def _with_one_changed(
             & (library.throughput * MAX_SIMULATED >= max(lacks, 0.0))
         )
         for row in rows[np.argsort(-usd[rows], kind="stable")][:_SWAPS]:
-            other = stand(problem, catalog, one.role, library, int(row))
+            other = stand(problem, catalog, one.role, library.layout(int(row)))
             if other is not None:
                 yield [*rest, other.model_copy(update={"id": one.id})]
 
