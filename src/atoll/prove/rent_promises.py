@@ -256,9 +256,15 @@ class _Prover:
                 return number == 0
             if number == _MAX_TIGHTER:
                 break
+            if number == 1:
+                # Which engines carry most is known now. What this finds ends the rest sooner.
+                self._add_headroom()
             plan = self._size_tighter(plan, short)
             if not plan.instances:
                 break  # nothing on offer is that fast
+            if not self._saves(plan):
+                self._note_enough(self.sizing.allowances)
+                return False
         return True
 
     def _probe(self) -> None:
@@ -381,11 +387,13 @@ class _Prover:
     def _add_headroom(self) -> None:
         """Try a tenth more capacity for services that fall short, again and again while that is cheaper.
 
-        That is blunt, and seldom cheapest; but no plan shall cost more than it would.
+        That is blunt, but cheapest where instances of unlike phases help each other out, of which simulations
+        of each alone know nothing; and no plan shall cost more than it would.
         """
-        plan, asked = self.first, self.problem
+        asked, short = self.problem, {*self.promised}
+        plan = self._plan_by_engines(asked, short) if self.sizing.engines else self.first
         for _ in range(_MAX_HEADROOM_STEPS):
-            short = self._try(plan)
+            short = self._find_short(plan)
             if not short:
                 return
             services = tuple(
@@ -393,10 +401,20 @@ class _Prover:
                 for s in asked.services
             )
             asked = asked.replace(services=services)
-            chosen = Derating(engines=self.sizing.engines)
-            plan = self._plan(asked, replace(self.effort, derating=chosen))
+            plan = self._plan_by_engines(asked, short)
             if plan.status not in ("optimal", "feasible") or not self._saves(plan):
                 return
+
+    def _plan_by_engines(self, asked: Problem, services: set[str]) -> Plan:
+        """Plan for capacity, with templates of some services run by what carries most in simulation."""
+        while True:
+            known = dict(self.sizing.engines)
+            plan = self._plan(asked, replace(self.effort, derating=Derating(engines=known)))
+            used = self._used(plan)
+            used = {key: one for key, one in used.items() if parse_role(key[0]).model in services}
+            self._measure({k: one for k, one in used.items() if k not in self.sizing.curves}, used)
+            if self.sizing.engines == known:
+                return plan
 
     def _simplify_first(self) -> Plan | None:
         """Return the simplest plan for capacity, if it costs no more than the cheapest and keeps promises."""
@@ -450,9 +468,10 @@ class _Prover:
                 multiple.note_enough()
 
     def _saves(self, plan: Plan) -> bool:
-        """Whether a plan costs less than the best."""
-        assert self.best is not None
-        return (plan.objective or 0.0) < (self.best.objective or 0.0) * (1.0 - _SAME_COST)
+        """Whether a plan costs less than the best; any plan does where there is none."""
+        return self.best is None or (plan.objective or 0.0) < (self.best.objective or 0.0) * (
+            1.0 - _SAME_COST
+        )
 
     def _plan(self, problem: Problem, effort: Effort) -> Plan:
         self._look_at_time()
@@ -536,7 +555,7 @@ class _Prover:
             if not short:
                 self._find_bound(plan)
                 stamped = self._kept[_standing(plan)] = self._prove(stamped)
-            if not short and (self.best is None or self._saves(plan)):
+            if not short and self._saves(plan):
                 self.best = stamped
         worst = min((k.both - targets[n] for n, k in kept.items()), default=0.0)
         if self.closest is None or worst > self.closest[0]:
@@ -586,6 +605,9 @@ class _Prover:
             )
             if hoped.status in ("optimal", "feasible"):
                 self._on_the_way.setdefault(_standing(hoped), hoped)
+            # With more of them simulated it is hardly ever cheaper.
+            if not self._saves(hoped):
+                return hoped
             used = self._used(hoped)
             new = {key: one for key, one in used.items() if key not in sizing.curves}
             self._say(
