@@ -40,7 +40,12 @@ from atoll.prove.redundancy import Redundancy, Spare, TrialOutcome
 from atoll.prove.simulated_bound import SimulatedBound
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.sizing import Allowance, Sizing
-from atoll.prove.smaller_plans import describe_simulated, larger_plans, smaller_plans
+from atoll.prove.smaller_plans import (
+    describe_simulated,
+    join_instances,
+    larger_plans,
+    smaller_plans,
+)
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.registry import solve
@@ -70,6 +75,8 @@ _MAX_PROBES = 4
 """How often services may then lose more, to make the plan cheaper."""
 _MAX_LOOKED_BACK = 3
 """How many plans made on the way are tried after that."""
+_MAX_COMBINED = 6
+"""How often the cheapest instances of each service that were enough are put together."""
 _MAX_SMALLER = 16
 """How many plans are tried that differ from the best in one instance."""
 _MAX_LARGER = 4
@@ -167,6 +174,8 @@ class _Prover:
         self._tried: dict[object, dict[str, KeptShares]] = {}
         self._kept: dict[object, Plan] = {}
         """Plans that keep their promises, with what they keep."""
+        self._stood: dict[str, dict[object, list[Instance]]] = {}
+        """By service, its instances in plans that serve everyone, by where they stand."""
         self._short: dict[object, set[str]] = {}
         self._whole: dict[object, tuple[float, Plan]] = {}
         """Plans that serve everyone, with the least that any service keeps above its target."""
@@ -196,6 +205,7 @@ class _Prover:
                 self._probe()
                 self._look_back()
                 self._add_headroom()
+            self._combine()
             self._grow()
             self._shrink()
             self._simplify_best()
@@ -259,6 +269,7 @@ class _Prover:
             if number == 1:
                 # Which engines carry most is known now. What this finds ends the rest sooner.
                 self._add_headroom()
+                self._combine()
             plan = self._size_tighter(plan, short)
             if not plan.instances:
                 break  # nothing on offer is that fast
@@ -405,6 +416,31 @@ class _Prover:
             if plan.status not in ("optimal", "feasible") or not self._saves(plan):
                 return
 
+    def _combine(self) -> None:
+        """Try the cheapest instances of each service that kept its promises, whatever plan they were in.
+
+        Services on nodes of their own do not disturb each other, and a plan fails if one of them does.
+        """
+        targets = self._targets()
+        for _ in range(_MAX_COMBINED):
+            chosen: list[Instance] = []
+            for name, known in self._stood.items():
+                enough = [
+                    some
+                    for standing, some in known.items()
+                    if find_worst(self._samples[name, standing].mean, targets[name]).both
+                    >= targets[name]
+                ]
+                if not enough:
+                    return
+                chosen += min(enough, key=lambda some: sum(one.usd_per_hour for one in some))
+            plan = join_instances(self.problem, self.catalog, chosen, self.first.solver)
+            if plan is None or not self._saves(plan):
+                return
+            for name in self._find_short(plan):
+                # On fresh arrivals it was not enough.
+                self._stood[name].pop(_standing(plan, name), None)
+
     def _plan_by_engines(self, asked: Problem, services: set[str]) -> Plan:
         """Plan for capacity, with templates of some services run by what carries most in simulation."""
         while True:
@@ -529,6 +565,10 @@ class _Prover:
             },
         )
         self._samples |= {(name, standing.get(name)): one for name, one in found.items()}
+        if plan.status in ("optimal", "feasible"):
+            for name in found:
+                own = [one for one in plan.instances if one.service == name]
+                self._stood.setdefault(name, {}).setdefault(standing[name], own)
         after = kept_after_loss(plan, self.problem, self.catalog, self.deadline)
         kept = {
             name: min(
