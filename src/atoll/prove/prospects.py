@@ -70,16 +70,16 @@ def find_prospects(
 
 def find_rivals(
     problem: Problem, catalog: Catalog, libraries: Libraries, keys: Iterable[Key]
-) -> dict[tuple[str, NodeSet, str], Instance]:
-    """Return templates as other engines than the library's run them, by role, nodes and engine."""
-    found: dict[tuple[str, NodeSet, str], Instance] = {}
+) -> dict[Key, Instance]:
+    """Return templates as other engines than the library's run them; the engine is last in their keys."""
+    found: dict[Key, Instance] = {}
     for role, nodes in sorted(keys):
         library = libraries.roles[role]
         for row in find_templates(library.counts, libraries.kinds, [nodes])[nodes]:
             for layout in library.rivals(int(row)):
                 one = stand(problem, catalog, role, layout)
                 if one is not None:
-                    found[role, nodes, layout.engine or ""] = one
+                    found[role, (*nodes, (layout.engine or "", 0))] = one
     return found
 
 

@@ -266,7 +266,7 @@ class _Prover:
                 return number == 0
             if number == _MAX_TIGHTER:
                 break
-            if number == 1:
+            if number == 1 and self.simulations <= _ENOUGH_SIMULATIONS:
                 # Which engines carry most is known now. What this finds ends the rest sooner.
                 self._add_headroom()
                 self._combine()
@@ -419,7 +419,8 @@ class _Prover:
     def _combine(self) -> None:
         """Try the cheapest instances of each service that kept its promises, whatever plan they were in.
 
-        Services on nodes of their own do not disturb each other, and a plan fails if one of them does.
+        Services on nodes of their own do not disturb each other, and a plan fails if one of them does. Where
+        one is just short on fresh arrivals, it is tried with an instance more.
         """
         targets = self._targets()
         for _ in range(_MAX_COMBINED):
@@ -437,9 +438,16 @@ class _Prover:
             plan = join_instances(self.problem, self.catalog, chosen, self.first.solver)
             if plan is None or not self._saves(plan):
                 return
-            for name in self._find_short(plan):
-                # On fresh arrivals it was not enough.
+            short = self._find_short(plan)
+            if not short:
+                continue
+            for name in short:
                 self._stood[name].pop(_standing(plan, name), None)
+            libraries = self._libraries(self.problem)
+            larger = larger_plans(plan, self.problem, self.catalog, libraries, short)
+            for other in [one for one in larger if self._saves(one)][:_LARGER_AT_ONCE]:
+                if not self._find_short(other):
+                    break
 
     def _plan_by_engines(self, asked: Problem, services: set[str]) -> Plan:
         """Plan for capacity, with templates of some services run by what carries most in simulation."""
@@ -735,13 +743,14 @@ class _Prover:
         """
         sizing, problem = self.sizing, self.sizing.problem
         asked = {key for key in keys if sizing.share(key[0]) > 0.0} - sizing.compared
-        rivals = find_rivals(problem, self.catalog, self._libraries(problem), asked)
         sizing.compared |= asked
-        # No load above what the model says is simulated here, so these cannot win.
+        found = find_rivals(problem, self.catalog, self._libraries(problem), asked)
+        keys_of = {(role, nodes): (role, nodes[:-1]) for role, nodes in found}
+        # No load above what the model says is simulated here, so others cannot win.
         rivals = {
             rival: one
-            for rival, one in rivals.items()
-            if one.throughput_per_s > sizing.carried(rival[:2]) * (1.0 + PREFERENCE)
+            for rival, one in found.items()
+            if one.throughput_per_s > sizing.carried(keys_of[rival]) * (1.0 + PREFERENCE)
         }
         curves = {rival: LoadCurve() for rival in rivals}
         measured = find_loads(
@@ -754,12 +763,12 @@ class _Prover:
             watch=keep_deadline(self.deadline),
         )
         # The preferred ones first.
-        for rival in rivals:
-            key, share = rival[:2], sizing.share(rival[0])
-            carried = rivals[rival].throughput_per_s * curves[rival].load(share)
+        for rival, one in rivals.items():
+            key, share = keys_of[rival], sizing.share(rival[0])
+            carried = one.throughput_per_s * curves[rival].load(share)
             if carried > sizing.carried(key) * (1.0 + PREFERENCE):
-                sizing.curves[key], sizing.instances[key] = curves[rival], rivals[rival]
-                sizing.engines[key] = rivals[rival].engine
+                sizing.curves[key], sizing.instances[key] = curves[rival], one
+                sizing.engines[key] = one.engine
         return measured
 
     def _libraries(self, problem: Problem) -> Libraries:
