@@ -455,7 +455,12 @@ class _Prover:
             known = dict(self.sizing.engines)
             plan = self._plan(asked, replace(self.effort, derating=Derating(engines=known)))
             used = self._used(plan)
-            used = {key: one for key, one in used.items() if parse_role(key[0]).model in services}
+            # Some carry nothing once longer prompts must keep their promise, too.
+            used = {
+                key: one
+                for key, one in used.items()
+                if parse_role(key[0]).model in services and one.throughput_per_s > 0.0
+            }
             self._measure({k: one for k, one in used.items() if k not in self.sizing.curves}, used)
             if self.sizing.engines == known:
                 return plan
