@@ -580,8 +580,8 @@ class _Prover:
         self._samples |= {(name, standing.get(name)): one for name, one in found.items()}
         if plan.status in ("optimal", "feasible"):
             for name in found:
-                own = [one for one in plan.instances if one.service == name]
-                self._stood.setdefault(name, {}).setdefault(standing[name], own)
+                instances = [one for one in plan.instances if one.service == name]
+                self._stood.setdefault(name, {}).setdefault(standing[name], instances)
         after = kept_after_loss(plan, self.problem, self.catalog, self.deadline)
         kept = {
             name: min(
