@@ -258,3 +258,15 @@ def test_a_fleet_is_planned_at_any_demand(share: float) -> None:
     found = plan_fleet(own.replace(services=services))
     assert found.status in ("optimal", "feasible")
     assert all(promise.is_kept for promise in found.promises)
+
+
+@pytest.mark.slow
+def test_the_engine_that_carries_most_in_simulation_is_taken() -> None:
+    """By the model SGLang carries 4 % more on two L40S, and breaks the promise of every fourth answer there.
+
+    With it the plan cost 19 % more than its bound.
+    """
+    found = plan_fleet(read_problem(find_example("quickstart")), PlanRequest(error_bars=False))
+    assert all(promise.is_kept for promise in found.promises)
+    assert found.gap is not None
+    assert found.gap < 0.08

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Instance, Market
     from atoll.plan.problem import Problem
-    from atoll.solve.templates.generate import TemplateLibrary
+    from atoll.solve.assembly import LayoutLike
     from atoll.solve.templates.library import Libraries
 
 Key = tuple[str, NodeSet]
@@ -56,7 +57,7 @@ def find_prospects(
                 break
             if known[index]:
                 continue
-            instance = stand(problem, catalog, role, library, int(index))
+            instance = stand(problem, catalog, role, library.layout(int(index)))
             if instance is not None:
                 nodes = tuple(
                     (kinds[c], int(library.counts[index, c]))
@@ -64,6 +65,21 @@ def find_prospects(
                 )
                 found[role, tuple(sorted(nodes))] = instance
                 taken += 1
+    return found
+
+
+def find_rivals(
+    problem: Problem, catalog: Catalog, libraries: Libraries, keys: Iterable[Key]
+) -> dict[Key, Instance]:
+    """Return templates as other engines than the library's run them; the engine is last in their keys."""
+    found: dict[Key, Instance] = {}
+    for role, nodes in sorted(keys):
+        library = libraries.roles[role]
+        for row in find_templates(library.counts, libraries.kinds, [nodes])[nodes]:
+            for layout in library.rivals(int(row)):
+                one = stand(problem, catalog, role, layout)
+                if one is not None:
+                    found[role, (*nodes, (layout.engine or "", 0))] = one
     return found
 
 
@@ -82,11 +98,8 @@ def kind_prices(problem: Problem, kinds: tuple[str, ...]) -> NDArray[np.float64]
     return prices
 
 
-def stand(
-    problem: Problem, catalog: Catalog, role: str, library: TemplateLibrary, index: int
-) -> Instance | None:
-    """Return the instance of a template where all of its nodes can be had; None where that is nowhere."""
-    layout = library.layout(index)
+def stand(problem: Problem, catalog: Catalog, role: str, layout: LayoutLike) -> Instance | None:
+    """Return the instance of a layout where all of its nodes can be had; None where that is nowhere."""
     kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
     for region in problem.regions:
         rented: dict[tuple[str, str, Market], int] = {}

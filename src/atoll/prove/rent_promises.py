@@ -35,22 +35,29 @@ from atoll.prove.kept import (
     worst_of,
 )
 from atoll.prove.load_curves import LoadCurve, find_loads, simulate_more
-from atoll.prove.prospects import Key, find_prospects
+from atoll.prove.prospects import Key, find_prospects, find_rivals
 from atoll.prove.redundancy import Redundancy, Spare, TrialOutcome
 from atoll.prove.simulated_bound import SimulatedBound
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.sizing import Allowance, Sizing
-from atoll.prove.smaller_plans import describe_simulated, larger_plans, smaller_plans
+from atoll.prove.smaller_plans import (
+    describe_simulated,
+    join_instances,
+    larger_plans,
+    smaller_plans,
+)
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.registry import solve
 from atoll.solve.simplicity import describe_simplicity, is_simpler
+from atoll.solve.templates.generate import PREFERENCE
 
 if TYPE_CHECKING:
     from atoll.plan.plan import Instance, Plan, SimulatedCapacity
     from atoll.plan.problem import Problem
     from atoll.solve.effort import Effort
     from atoll.solve.plan_request import PlanRequest
+    from atoll.solve.templates.library import Libraries
 
 _SIZING_ROUNDS = 12
 """Plans on the way to one of simulated templates alone, at most."""
@@ -68,6 +75,8 @@ _MAX_PROBES = 4
 """How often services may then lose more, to make the plan cheaper."""
 _MAX_LOOKED_BACK = 3
 """How many plans made on the way are tried after that."""
+_MAX_COMBINED = 6
+"""How often the cheapest instances of each service that were enough are put together."""
 _MAX_SMALLER = 16
 """How many plans are tried that differ from the best in one instance."""
 _MAX_LARGER = 4
@@ -165,6 +174,8 @@ class _Prover:
         self._tried: dict[object, dict[str, KeptShares]] = {}
         self._kept: dict[object, Plan] = {}
         """Plans that keep their promises, with what they keep."""
+        self._stood: dict[str, dict[object, list[Instance]]] = {}
+        """By service, its instances in plans that serve everyone, by where they stand."""
         self._short: dict[object, set[str]] = {}
         self._whole: dict[object, tuple[float, Plan]] = {}
         """Plans that serve everyone, with the least that any service keeps above its target."""
@@ -194,6 +205,7 @@ class _Prover:
                 self._probe()
                 self._look_back()
                 self._add_headroom()
+            self._combine()
             self._grow()
             self._shrink()
             self._simplify_best()
@@ -254,9 +266,16 @@ class _Prover:
                 return number == 0
             if number == _MAX_TIGHTER:
                 break
+            if number == 1 and self.simulations <= _ENOUGH_SIMULATIONS:
+                # Which engines carry most is known now. What this finds ends the rest sooner.
+                self._add_headroom()
+                self._combine()
             plan = self._size_tighter(plan, short)
             if not plan.instances:
                 break  # nothing on offer is that fast
+            if not self._saves(plan):
+                self._note_enough(self.sizing.allowances)
+                return False
         return True
 
     def _probe(self) -> None:
@@ -299,8 +318,6 @@ class _Prover:
 
         Templates that carry too little by themselves, or are lost with spot, may do with others beside them.
         """
-        from atoll.solve.templates.library import template_libraries
-
         before, own = self.best, self.sizing.allowances
         reached = before is not None and all(promise.is_kept for promise in before.promises)
         if (
@@ -315,7 +332,7 @@ class _Prover:
         for name, allowance in own.items():
             allowance.target = self.promised[name]
         plan = min(self._whole.values(), key=lambda one: -one[0], default=(0.0, self.first))[1]
-        libraries = template_libraries(self.problem, self.catalog, cached=self.effort.cached)
+        libraries = self._libraries(self.problem)
         try:
             for _ in range(_MAX_LARGER):
                 short = {name for name in own if name not in self._enough(plan)}
@@ -341,13 +358,11 @@ class _Prover:
 
     def _shrink(self) -> None:
         """Try the best plan without an instance, or with a cheaper one in its place, while that is enough."""
-        from atoll.solve.templates.library import template_libraries
-
         tried = 0
         while self.best is not None and not self._is_least(self.best):
             self._look_at_time()
             best = self.best
-            libraries = template_libraries(self.problem, self.catalog, cached=self.effort.cached)
+            libraries = self._libraries(self.problem)
             max_usd = (best.objective or 0.0) * (1.0 - _SAME_COST)
             for plan in smaller_plans(
                 best, self.problem, self.catalog, libraries, max_usd, self._carry_more
@@ -383,11 +398,13 @@ class _Prover:
     def _add_headroom(self) -> None:
         """Try a tenth more capacity for services that fall short, again and again while that is cheaper.
 
-        That is blunt, and seldom cheapest; but no plan shall cost more than it would.
+        That is blunt, but cheapest where instances of unlike phases help each other out, of which simulations
+        of each alone know nothing; and no plan shall cost more than it would.
         """
-        plan, asked = self.first, self.problem
+        asked, short = self.problem, {*self.promised}
+        plan = self._plan_by_engines(asked, short) if self.sizing.engines else self.first
         for _ in range(_MAX_HEADROOM_STEPS):
-            short = self._try(plan)
+            short = self._find_short(plan)
             if not short:
                 return
             services = tuple(
@@ -395,9 +412,58 @@ class _Prover:
                 for s in asked.services
             )
             asked = asked.replace(services=services)
-            plan = self._plan(asked, self.effort)
+            plan = self._plan_by_engines(asked, short)
             if plan.status not in ("optimal", "feasible") or not self._saves(plan):
                 return
+
+    def _combine(self) -> None:
+        """Try the cheapest instances of each service that kept its promises, whatever plan they were in.
+
+        Services on nodes of their own do not disturb each other, and a plan fails if one of them does. Where
+        one is just short on fresh arrivals, it is tried with an instance more.
+        """
+        targets = self._targets()
+        for _ in range(_MAX_COMBINED):
+            chosen: list[Instance] = []
+            for name, known in self._stood.items():
+                enough = [
+                    some
+                    for standing, some in known.items()
+                    if find_worst(self._samples[name, standing].mean, targets[name]).both
+                    >= targets[name]
+                ]
+                if not enough:
+                    return
+                chosen += min(enough, key=lambda some: sum(one.usd_per_hour for one in some))
+            plan = join_instances(self.problem, self.catalog, chosen, self.first.solver)
+            if plan is None or not self._saves(plan):
+                return
+            short = self._find_short(plan)
+            if not short:
+                continue
+            for name in short:
+                self._stood[name].pop(_standing(plan, name), None)
+            libraries = self._libraries(self.problem)
+            larger = larger_plans(plan, self.problem, self.catalog, libraries, short)
+            for other in [one for one in larger if self._saves(one)][:_LARGER_AT_ONCE]:
+                if not self._find_short(other):
+                    break
+
+    def _plan_by_engines(self, asked: Problem, services: set[str]) -> Plan:
+        """Plan for capacity, with templates of some services run by what carries most in simulation."""
+        while True:
+            known = dict(self.sizing.engines)
+            plan = self._plan(asked, replace(self.effort, derating=Derating(engines=known)))
+            used = self._used(plan)
+            # Some carry nothing once longer prompts must keep their promise, too.
+            used = {
+                key: one
+                for key, one in used.items()
+                if parse_role(key[0]).model in services and one.throughput_per_s > 0.0
+            }
+            self._measure({k: one for k, one in used.items() if k not in self.sizing.curves}, used)
+            if self.sizing.engines == known:
+                return plan
 
     def _simplify_first(self) -> Plan | None:
         """Return the simplest plan for capacity, if it costs no more than the cheapest and keeps promises."""
@@ -451,9 +517,10 @@ class _Prover:
                 multiple.note_enough()
 
     def _saves(self, plan: Plan) -> bool:
-        """Whether a plan costs less than the best."""
-        assert self.best is not None
-        return (plan.objective or 0.0) < (self.best.objective or 0.0) * (1.0 - _SAME_COST)
+        """Whether a plan costs less than the best; any plan does where there is none."""
+        return self.best is None or (plan.objective or 0.0) < (self.best.objective or 0.0) * (
+            1.0 - _SAME_COST
+        )
 
     def _plan(self, problem: Problem, effort: Effort) -> Plan:
         self._look_at_time()
@@ -511,6 +578,10 @@ class _Prover:
             },
         )
         self._samples |= {(name, standing.get(name)): one for name, one in found.items()}
+        if plan.status in ("optimal", "feasible"):
+            for name in found:
+                instances = [one for one in plan.instances if one.service == name]
+                self._stood.setdefault(name, {}).setdefault(standing[name], instances)
         after = kept_after_loss(plan, self.problem, self.catalog, self.deadline)
         kept = {
             name: min(
@@ -537,7 +608,7 @@ class _Prover:
             if not short:
                 self._find_bound(plan)
                 stamped = self._kept[_standing(plan)] = self._prove(stamped)
-            if not short and (self.best is None or self._saves(plan)):
+            if not short and self._saves(plan):
                 self.best = stamped
         worst = min((k.both - targets[n] for n, k in kept.items()), default=0.0)
         if self.closest is None or worst > self.closest[0]:
@@ -577,8 +648,6 @@ class _Prover:
 
     def _size(self) -> Plan:
         """Plan, and simulate what the plan uses and was not simulated, until there is no such thing."""
-        from atoll.solve.templates.library import template_libraries
-
         sizing = self.sizing
         for number in range(1, _SIZING_ROUNDS + 1):
             # At first kinds of templates are not given up after a few bad ones.
@@ -589,6 +658,9 @@ class _Prover:
             )
             if hoped.status in ("optimal", "feasible"):
                 self._on_the_way.setdefault(_standing(hoped), hoped)
+            # With more of them simulated it is hardly ever cheaper.
+            if not self._saves(hoped):
+                return hoped
             used = self._used(hoped)
             new = {key: one for key, one in used.items() if key not in sizing.curves}
             self._say(
@@ -596,9 +668,7 @@ class _Prover:
                 f"{self.simulations} simulations"
             )
             if new:
-                libraries = template_libraries(
-                    sizing.problem, self.catalog, cached=self.effort.cached
-                )
+                libraries = self._libraries(sizing.problem)
                 roles = sorted({role for role, _ in new if sizing.share(role) > 0.0})
                 new |= find_prospects(
                     sizing.problem,
@@ -666,8 +736,52 @@ class _Prover:
             seed=self.problem.settings.seed,
             watch=keep_deadline(self.deadline),
         )
+        measured += self._compare_engines({*new, *used})
         self.simulations += measured
         return measured > 0
+
+    def _compare_engines(self, keys: Iterable[Key]) -> int:
+        """Give templates the engine that carries most in simulation; return how many simulations that took.
+
+        The performance model goes by means. Engines differ in who waits for whom: where prompts go before
+        answers, one that carries a little more by the model breaks more promises.
+        """
+        sizing, problem = self.sizing, self.sizing.problem
+        asked = {key for key in keys if sizing.share(key[0]) > 0.0} - sizing.compared
+        sizing.compared |= asked
+        found = find_rivals(problem, self.catalog, self._libraries(problem), asked)
+        keys_of = {(role, nodes): (role, nodes[:-1]) for role, nodes in found}
+        # No load above what the model says is simulated here, so others cannot win.
+        rivals = {
+            rival: one
+            for rival, one in found.items()
+            if one.throughput_per_s > sizing.carried(keys_of[rival]) * (1.0 + PREFERENCE)
+        }
+        curves = {rival: LoadCurve() for rival in rivals}
+        measured = find_loads(
+            problem,
+            self.catalog,
+            rivals,
+            curves,
+            sizing.share,
+            seed=self.problem.settings.seed,
+            watch=keep_deadline(self.deadline),
+        )
+        # The preferred ones first.
+        for rival, one in rivals.items():
+            key, share = keys_of[rival], sizing.share(rival[0])
+            carried = one.throughput_per_s * curves[rival].load(share)
+            if carried > sizing.carried(key) * (1.0 + PREFERENCE):
+                sizing.curves[key], sizing.instances[key] = curves[rival], one
+                sizing.engines[key] = one.engine
+        return measured
+
+    def _libraries(self, problem: Problem) -> Libraries:
+        """The templates of a problem, run by the engines that carry most as far as was simulated."""
+        from atoll.solve.templates.library import template_libraries
+
+        libraries = template_libraries(problem, self.catalog, cached=self.effort.cached)
+        return Derating(engines=self.sizing.engines).choose_engines(libraries)
 
     def _lower_hopeless(self) -> None:
         """Lower the targets of services whose long prompts no instance answers in time."""

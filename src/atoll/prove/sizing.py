@@ -181,6 +181,10 @@ class Sizing:
     allowances: dict[str, Allowance]
     curves: dict[Key, LoadCurve] = field(default_factory=dict)
     instances: dict[Key, Instance] = field(default_factory=dict)
+    engines: dict[Key, str | None] = field(default_factory=dict)
+    """Engines of templates that carry more in simulation than the one that the model prefers there."""
+    compared: set[Key] = field(default_factory=set)
+    """Templates of which all engines were simulated."""
     _problems: dict[tuple[float, ...], Problem] = field(default_factory=dict)
 
     @property
@@ -211,6 +215,10 @@ class Sizing:
         named = parse_role(role)
         return self.allowances[named.model].share(named.phase)
 
+    def carried(self, key: Key) -> float:
+        """The most that a template that was simulated carries with its promise kept, in units/s."""
+        return self.curves[key].load(self.share(key[0])) * self.instances[key].throughput_per_s
+
     def derating(self, unknown: Unknown, hope: float = 0.5) -> Derating:
         """Derating of templates; those not simulated carry nothing, or what others like them do.
 
@@ -227,7 +235,7 @@ class Sizing:
             if key[0] not in free
         }
         if unknown != "likely":
-            return Derating(shares, priors, default=0.0)
+            return Derating(shares, priors, default=0.0, engines=self.engines)
         seen: dict[tuple[str, int], list[float]] = {}
         for (role, nodes), share in shares.items():
             seen.setdefault((role, sum(number for _, number in nodes)), []).append(share)
@@ -237,4 +245,4 @@ class Sizing:
             # Fewer samples say too little about others of the same size.
             if len(some) >= _SAMPLES_PER_SIZE
         }
-        return Derating(shares, priors)
+        return Derating(shares, priors, engines=self.engines)

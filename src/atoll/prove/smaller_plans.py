@@ -51,17 +51,23 @@ def smaller_plans(
     found: list[Plan] = []
     for rest in _with_one_changed(plan, problem, catalog, libraries):
         raised = _raise(problem, catalog, rest, carry)
-        if raised is None or not on_offer(problem, raised):
-            continue
-        made = assemble(
-            problem, pack(problem, raised), catalog=catalog, status="feasible", solver=plan.solver
-        )
-        cheap = (made.objective or 0.0) <= max_usd and made.status == "feasible"
-        # What they keep is not known yet.
-        wrong = [one for one in validate(made, problem, catalog) if one.rule != "promise"]
-        if cheap and not wrong:
+        made = None if raised is None else join_instances(problem, catalog, raised, plan.solver)
+        if made is not None and (made.objective or 0.0) <= max_usd:
             found.append(made)
     return sorted(found, key=lambda made: (-(made.objective or 0.0), made.content_hash()))
+
+
+def join_instances(
+    problem: Problem, catalog: Catalog, instances: Iterable[Instance], solver: str
+) -> Plan | None:
+    """Return the plan of some instances; None where it serves too little, or no such plan is allowed."""
+    many = list(instances)
+    if not on_offer(problem, many):
+        return None
+    made = assemble(problem, pack(problem, many), catalog=catalog, status="feasible", solver=solver)
+    # What they keep is not known yet.
+    wrong = [one for one in validate(made, problem, catalog) if one.rule != "promise"]
+    return made if made.status == "feasible" and not wrong else None
 
 
 def describe_simulated(plan: Plan) -> list[str]:
@@ -170,7 +176,7 @@ def _with_one_changed(
             & (library.throughput * MAX_SIMULATED >= max(lacks, 0.0))
         )
         for row in rows[np.argsort(-usd[rows], kind="stable")][:_SWAPS]:
-            other = stand(problem, catalog, one.role, library, int(row))
+            other = stand(problem, catalog, one.role, library.layout(int(row)))
             if other is not None:
                 yield [*rest, other.model_copy(update={"id": one.id})]
 

@@ -35,11 +35,13 @@ class Derating:
     """Shares of analytic throughput, by role and nodes.
 
     Where nothing is known of a template it is that of `priors`, by role and number of nodes, or `default`.
+    `engines` run templates that another engine than the library's was found to carry more with.
     """
 
     shares: dict[tuple[str, NodeSet], float] = field(default_factory=dict)
     priors: dict[tuple[str, int], float] = field(default_factory=dict)
     default: float = 1.0
+    engines: dict[tuple[str, NodeSet], str | None] = field(default_factory=dict)
 
     def share(self, instance: Instance) -> float:
         """Return the share of an instance."""
@@ -67,6 +69,20 @@ class Derating:
         for nodes, at in find_templates(library.counts, kinds, known).items():
             rates[at] = library.throughput[at] * known[nodes]
         return rates
+
+    def choose_engines(self, libraries: Libraries) -> Libraries:
+        """Return libraries whose templates are run by the engines that are said."""
+        roles = dict(libraries.roles)
+        for role in sorted({role for role, _ in self.engines} & {*roles}):
+            library = roles[role]
+            known = {
+                nodes: name for (of_role, nodes), name in self.engines.items() if of_role == role
+            }
+            rows = find_templates(library.counts, library.tables.node_types, known)
+            roles[role] = library.run_by(
+                {int(row): known[nodes] for nodes, some in rows.items() for row in some}
+            )
+        return replace(libraries, roles=roles)
 
     def scale(self, libraries: Libraries) -> Libraries:
         """Return libraries whose capacities are scaled by the largest prior of each role."""

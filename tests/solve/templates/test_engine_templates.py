@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from functools import cache
 
+import numpy as np
 import pytest
 
 from atoll.catalog.catalog import Catalog
@@ -14,10 +15,11 @@ from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.handover import handover_engine
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import check
+from atoll.solve.derating import Derating
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.templates.generate import PREFERENCE, TemplateLibrary
-from atoll.solve.templates.library import engine_tables, role_library
+from atoll.solve.templates.library import engine_tables, role_library, template_libraries
 from tests.reference.engine_layouts import engine_rates
 from tests.reference.rent_layouts import Kinds
 
@@ -96,6 +98,30 @@ def test_every_set_of_nodes_carries_what_its_best_engine_does(
             default=0.0,
         )
         assert some in found or rate <= apart * (1.0 + 1e-6)
+
+
+def test_templates_are_run_by_the_engines_that_are_chosen_for_them() -> None:
+    problem = asked("llama-3.1-8b@fp8", "sglang, vllm, atoll")
+    role = next(r for r in problem.roles if r.phase is Phase.BOTH)
+    wanted = {
+        name: engine_rates(problem, catalog(), name, role) for name in problem.settings.engines
+    }
+    libraries = template_libraries(problem, catalog(), cached=False)
+    library, tried = libraries.roles[str(role)], 0
+    for some, at in by_nodes(library).items():
+        rivals = library.rivals(at)
+        best = {engine for engine, rates in wanted.items() if rates.get(some, 0.0) > 0.0}
+        assert {one.engine for one in rivals} == best - {library.layout(at).engine}
+        for rival in rivals:
+            key = str(role), tuple(sorted(Counter(some).items()))
+            chosen = Derating(engines={key: rival.engine}).choose_engines(libraries)
+            changed = chosen.roles[str(role)]
+            assert changed.layout(at) == rival
+            assert changed.throughput[at] == pytest.approx(wanted[rival.engine or ""][some])
+            others = np.arange(len(library)) != at
+            assert (changed.throughput == library.throughput)[others].all()
+            tried += 1
+    assert tried > 3
 
 
 @pytest.mark.parametrize(("model", "engines"), CASES)

@@ -177,6 +177,8 @@ def draft(
     """Return the cheapest allocation, see `solve`."""
     end = Deadline(deadline_s)
     running = running_columns(problem, catalog, derating)
+    if derating is not None:
+        libraries = derating.choose_engines(libraries)
     demands = service_demands(problem, catalog, libraries, derating)
     limits = limits_of(problem, rent_limit)
 
@@ -271,6 +273,8 @@ def redraft(
     simplicity, objective = problem.settings.simplicity, cheapest.objective or 0.0
     running = running_columns(problem, catalog, derating)
     columns = [column for column, _ in running]
+    if derating is not None:
+        libraries = derating.choose_engines(libraries)
     demands = service_demands(problem, catalog, libraries, derating)
     supply, limits = supply_of(problem, catalog, rent_limit), limits_of(problem, rent_limit)
     chosen = _chosen(problem, libraries, cheapest, [group for _, group in running])

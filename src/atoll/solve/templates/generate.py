@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -236,11 +236,42 @@ class TemplateLibrary:
         if self.origin is None:
             return best_layout(self.tables, counts)
         best = Layout((), 0.0)
-        for made in self.made_from:
-            found = made.layout(counts)
-            if found is not None and found.throughput > best.throughput * (1.0 + PREFERENCE):
+        for found in self._layouts(counts):
+            if found.throughput > best.throughput * (1.0 + PREFERENCE):
                 best = found
         return best
+
+    def rivals(self, index: int) -> tuple[Layout, ...]:
+        """Return the best layout of template `index` on every engine but its own."""
+        if self.origin is None:
+            return ()
+        own = self.made_from[int(self.origin[index])].search.engine
+        best: dict[str | None, Layout] = {}
+        for found in self._layouts(self.counts[index]):
+            held = best.get(found.engine)
+            if found.throughput > (0.0 if held is None else held.throughput):
+                best[found.engine] = found
+        return tuple(one for engine, one in best.items() if engine != own)
+
+    def run_by(self, engines: Mapping[int, str | None]) -> TemplateLibrary:
+        """Return the templates with the engines of some of them, by index, taken as said."""
+        if not engines or self.origin is None:
+            return self
+        throughput, origin = self.throughput.copy(), self.origin.copy()
+        for index, engine in engines.items():
+            throughput[index] = 0.0
+            for number, made in enumerate(self.made_from):
+                found = made.layout(self.counts[index]) if made.search.engine == engine else None
+                if found is not None and found.throughput > throughput[index]:
+                    throughput[index], origin[index] = found.throughput, number
+        return replace(self, throughput=throughput, origin=origin)
+
+    def _layouts(self, counts: NDArray[np.integer]) -> Iterator[Layout]:
+        """Yield the best layout of a node multiset in each of the searches that cover it."""
+        for made in self.made_from:
+            found = made.layout(counts)
+            if found is not None:
+                yield found
 
 
 def merge(
