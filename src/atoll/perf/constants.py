@@ -304,7 +304,10 @@ class GpuConstants:
 
     def with_ratios(self, ratios: KernelRatios) -> GpuConstants:
         """Return constants of an engine's kernels that compare so with those that were measured."""
-        ops = {op: replace(c, t0_us=c.t0_us * ratios.start) for op, c in self.ops.items()}
+        ops = {
+            op: replace(c.scale_time(ratios.kernels), t0_us=c.t0_us * ratios.start * ratios.kernels)
+            for op, c in self.ops.items()
+        }
         decode = ops[OpClass.ATTENTION_DECODE]
         own = replace(decode, e_b=decode.e_b / ratios.decode_reads)
         return replace(self, ops={**ops, OpClass.ATTENTION_DECODE: own})
