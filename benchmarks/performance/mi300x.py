@@ -3,9 +3,10 @@
 `benchmarks/results/mi300x_latency.csv` holds seconds from prompts to the last token for batches of equal
 requests in FP8 on eight GPUs: with vLLM 0.10.0 on ROCm 6.4.1 (ROCm/vllm, docs/dev-docker/README.md), and with
 a vLLM of 2024 (Oracle's blog on serving Llama 3.1 405B on BM.GPU.MI300X.8). Both schedule steps one after the
-other. Nothing was fitted on the newer (`vllm@0.10`); kernels of the older (`vllm@0.6`) are as much slower than
-those of the newer as these batches say (`stacks_apart`), so its figures are not held out. Errors are |predicted / measured - 1| in per cent; `stacks_apart` is how many times as
-long the older stack takes for a token of the same model, at the same batches.
+other. Nothing was fitted on the newer (`vllm@0.10`). Kernels of the older (`vllm@0.6`) are as much slower as
+these batches say (`stacks_apart`), so its figures are not held out. Errors are |predicted / measured - 1| in
+per cent; `stacks_apart` is how many times as long the older stack takes for a token of the same model, at the
+same batches.
 """
 
 from __future__ import annotations

@@ -83,11 +83,11 @@ MARLIN = {
     "H100": {"e_f": 0.29103, "e_b": 1.0359, "pad": 1.6425, "pad_k": 205.03, "pad_n": 18.057},
     "H200": {"e_f": 0.2876, "e_b": 0.76899, "pad": 2.5559, "pad_k": 187.24, "pad_n": 10.02},
 }
-"""Marlin's experts in MXFP4, fitted on vLLM's tables of them (aiconfigurator-core 0.12.0: 896 experts, those of
-gpt-oss being in Triton's alone). The scripts of the public benchmark ask for Marlin on Hopper, where vLLM takes
-Triton's kernels by itself: those reach 0.76 of the arithmetic where tokens are spread evenly and take 1.4 to
-1.7 times as long where they are not, Marlin's 0.29 and 0.9 to 1.35 times. Launches are taken to be those of
-Triton's, since the tables sort tokens to seven times the experts."""
+"""Marlin's experts in MXFP4, fitted on vLLM's tables of them (aiconfigurator-core 0.12.0: 896 experts; those
+of gpt-oss are in Triton's alone). The scripts of the public benchmark ask for Marlin on Hopper, where vLLM
+takes Triton's kernels by itself: those reach 0.76 of the arithmetic where tokens are spread evenly and take
+1.4 to 1.7 times as long where they are not, Marlin's 0.29 and 0.9 to 1.35 times. Launches are taken to be
+those of Triton's, since the tables sort tokens to seven times the experts."""
 _OTHER_BUDGET = 2048
 """Prompt tokens of a step where nobody says it; this value agrees with their first tokens."""
 _PUBLIC_SHORTEST = 0.8

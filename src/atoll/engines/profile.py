@@ -191,8 +191,8 @@ class KernelRatios:
 
     start: float = 1.0
     decode_reads: float = 1.0
-    kernels: float = 1.0
     source: str = ""
+    kernels: float = 1.0
 
 
 USUAL_KERNELS = KernelRatios()
@@ -335,15 +335,15 @@ class EngineDefaults:
     """Limits and times of an engine that nobody configured.
 
     `batch` returns the limits of sequences and tokens of a step on a GPU (None: a large one), `kernels` its
-    own kernels there, `ratios` how those of a version compare with usual ones. `hosts` are host times by scheduling; one
-    that `schedules_ahead` does so if that is "async". Stages of one whose `stages_wait` are "sync" always.
-    Versions before `async_since` schedule "sync" unless told, and those from `fuses_widely_since` on fuse
-    sums on any NVLink. `prompt_interval`
-    is how many times the interval of limits prompts are looked at; with 0 in every step, whatever limits say.
-    `mxfp8` is whether experts in MXFP4 compute in MXFP8: always, if told (False), or never (None). With
-    `guesses` it decodes speculatively by these methods, of which those of `guesses_sync` keep the next step
-    from being prepared ahead, `guessing_sequences` at a time unless told. With `expert_parallel` it spreads
-    experts over GPUs where it is told to.
+    own kernels there, `ratios` how those of a version compare with usual ones. `hosts` are host times by
+    scheduling; one that `schedules_ahead` does so if that is "async". Stages of one whose `stages_wait` are
+    "sync" always. Versions before `async_since` schedule "sync" unless told, and those from
+    `fuses_widely_since` on fuse sums on any NVLink. `prompt_interval` is how many times the interval of
+    limits prompts are looked at; with 0 in every step, whatever limits say. `mxfp8` is whether experts in
+    MXFP4 compute in MXFP8: always, if told (False), or never (None). With `guesses` it decodes speculatively
+    by these methods, of which those of `guesses_sync` keep the next step from being prepared ahead,
+    `guessing_sequences` at a time unless told. With `expert_parallel` it spreads experts over GPUs where it
+    is told to.
     """
 
     hosts: Mapping[Scheduling, HostTime]

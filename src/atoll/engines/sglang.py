@@ -76,8 +76,8 @@ _ALGORITHMS = {
 }
 PROMPT_INTERVALS = 2
 """Prompts wait as if it looked at them after twice the steps of `--scheduler-recv-interval`: on servers of
-DeepSeek (0.5.9, B200, intervals of 10 and 30) first tokens took 1.3 to 1.5 intervals longer than steps without
-any would say, not half of one. Why is not known; its code looks at them once in an interval."""
+DeepSeek (0.5.9, B200, intervals of 10 and 30) first tokens took 1.3 to 1.5 intervals longer than without any,
+not half of one. Why is not known; its code looks at them once in an interval."""
 GUESSING_SEQUENCES = 48
 """Requests that it runs at a time where it guesses tokens, unless told."""
 
