@@ -30,7 +30,13 @@ from atoll.catalog import Catalog
 from atoll.core.errors import AtollError, MissingDependencyError
 from atoll.engines.limits import EngineLimits
 from atoll.engines.profile import read_version
-from atoll.perf.constants import ConstantTable, GpuConstants, OpClass, default_constants
+from atoll.perf.constants import (
+    ConstantTable,
+    GpuConstants,
+    OpClass,
+    OpConstants,
+    default_constants,
+)
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.sim.api import simulate
@@ -80,8 +86,8 @@ WAVES = 10
 """Requests per client, as the public benchmark has them: the first come all at once."""
 MAX_GPUS = 8
 MARLIN = {
-    "H100": {"e_f": 0.29103, "e_b": 1.0359, "pad": 1.6425, "pad_k": 205.03, "pad_n": 18.057},
-    "H200": {"e_f": 0.2876, "e_b": 0.76899, "pad": 2.5559, "pad_k": 187.24, "pad_n": 10.02},
+    "H100": OpConstants(e_f=0.291, e_b=1.036, pad=1.64, pad_k=205.0, pad_n=18.1, error=0.11),
+    "H200": OpConstants(e_f=0.288, e_b=0.769, pad=2.56, pad_k=187.0, pad_n=10.0, error=0.12),
 }
 """Marlin's experts in MXFP4, fitted on vLLM's tables of them (aiconfigurator-core 0.12.0: 896 experts; those
 of gpt-oss are in Triton's alone). The scripts of the public benchmark ask for Marlin on Hopper, where vLLM
@@ -311,7 +317,7 @@ def with_marlin(table: ConstantTable, gpu: str) -> ConstantTable:
     """Return constants with Marlin's experts; they sustain what products in 16 bits do."""
     ops = table.gpu(gpu).ops
     sustained = default_constants().gpu(gpu).op(OpClass.GEMM).sustained
-    own = replace(ops[OpClass.EXPERTS_INT4], **MARLIN[gpu], sustained=sustained)
+    own = replace(MARLIN[gpu], t0_us=ops[OpClass.EXPERTS_INT4].t0_us, sustained=sustained)
     return table.merge(ConstantTable([GpuConstants(gpu, {OpClass.EXPERTS_INT4: own})]))
 
 
