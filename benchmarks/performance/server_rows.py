@@ -18,7 +18,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,14 @@ import numpy as np
 from atoll.catalog import Catalog
 from atoll.core.errors import AtollError, MissingDependencyError
 from atoll.engines.limits import EngineLimits
+from atoll.engines.profile import read_version
+from atoll.perf.constants import (
+    ConstantTable,
+    GpuConstants,
+    OpClass,
+    OpConstants,
+    default_constants,
+)
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.sim.api import simulate
@@ -37,7 +45,6 @@ from atoll.workload.lengths import LengthMix
 from atoll.workload.requests import Requests
 
 if TYPE_CHECKING:
-    from atoll.perf.constants import ConstantTable
     from benchmarks.performance.server_fit import ServedConstants
 
 GPUS = {
@@ -72,9 +79,21 @@ _WAIT_S = 2.0
 _WAIT_TIMES = 5.0
 """First tokens that take longer than this many seconds, and this many times what all clients' prompts take at
 the peak in 16 bits, waited for something else than prompts."""
+MIXED_CHUNK_SINCE = (0, 5, 6)
+"""Versions of SGLang that NVIDIA's generator of commands starts with `--enable-mixed-chunk`: those it knows
+since January 2026 (ai-dynamo/aiconfigurator, generator/rule_plugin/sglang.rule)."""
 WAVES = 10
 """Requests per client, as the public benchmark has them: the first come all at once."""
 MAX_GPUS = 8
+MARLIN = {
+    "H100": OpConstants(e_f=0.291, e_b=1.036, pad=1.64, pad_k=205.0, pad_n=18.1, error=0.11),
+    "H200": OpConstants(e_f=0.288, e_b=0.769, pad=2.56, pad_k=187.0, pad_n=10.0, error=0.12),
+}
+"""Marlin's experts in MXFP4, fitted on vLLM's tables of them (aiconfigurator-core 0.12.0: 896 experts; those
+of gpt-oss are in Triton's alone). The scripts of the public benchmark ask for Marlin on Hopper, where vLLM
+takes Triton's kernels by itself: those reach 0.76 of the arithmetic where tokens are spread evenly and take
+1.4 to 1.7 times as long where they are not, Marlin's 0.29 and 0.9 to 1.35 times. Launches are taken to be
+those of Triton's, since the tables sort tokens to seven times the experts."""
 _OTHER_BUDGET = 2048
 """Prompt tokens of a step where nobody says it; this value agrees with their first tokens."""
 _PUBLIC_SHORTEST = 0.8
@@ -128,6 +147,18 @@ class ServerRow:
         if self.model == "deepseek-v3":
             return self.engine == "trtllm" or self.gpu != "H200"
         return self.dtype != "bf16"
+
+    @property
+    def mixes_chunks(self) -> bool:
+        """Whether SGLang was told to compute prompts beside answers (`MIXED_CHUNK_SINCE`)."""
+        told = self.engine == "sglang" and not self.public
+        return told and read_version(self.version.partition(".post")[0]) >= MIXED_CHUNK_SINCE
+
+    @property
+    def kernels(self) -> str | None:
+        """The kernels of experts that an engine was told to use, None where it took its own."""
+        told = self.public and self.engine == "vllm" and self.model == "gpt-oss-120b"
+        return "marlin" if told and self.gpu in MARLIN else None
 
     @property
     def server(self) -> tuple[str, ...]:
@@ -241,6 +272,7 @@ def limits_of(row: ServerRow) -> EngineLimits:
         "max_num_seqs": limits.max_num_seqs or max(1024, row.clients),
         "version": known[0] if known else None,
         "expert_parallel": row.spread or None,
+        "mixed_chunk": row.mixes_chunks or None,
     }
     return limits.model_copy(update=update)
 
@@ -281,6 +313,14 @@ def _public_limits(row: ServerRow) -> EngineLimits:
     return EngineLimits(mxfp8=True if row.model == "gpt-oss-120b" else None)
 
 
+def with_marlin(table: ConstantTable, gpu: str) -> ConstantTable:
+    """Return constants with Marlin's experts; they sustain what products in 16 bits do."""
+    ops = table.gpu(gpu).ops
+    sustained = default_constants().gpu(gpu).op(OpClass.GEMM).sustained
+    own = replace(MARLIN[gpu], t0_us=ops[OpClass.EXPERTS_INT4].t0_us, sustained=sustained)
+    return table.merge(ConstantTable([GpuConstants(gpu, {OpClass.EXPERTS_INT4: own})]))
+
+
 def simulate_row(
     row: ServerRow,
     catalog: Catalog,
@@ -296,6 +336,8 @@ def simulate_row(
     if served is not None:
         constants = served.table()
         limits = limits.model_copy(update={"host": served.host(row)})
+    if row.kernels is not None:
+        constants = with_marlin(constants or default_constants(), row.gpu)
     mean = LengthMix.fixed(float(row.input_tokens), float(row.output_tokens))
     service = Service(
         name="m",

@@ -4,6 +4,8 @@ Every row is simulated in a closed loop with the scheduler, version and limits t
 that ship (`dense_tpot_median`), and with those fitted without its series (`dense_tpot_left_out`,
 `server_fit`). Errors are |predicted / measured - 1| in per cent, medians over rows. `gpu_ratio` compares what
 one GPU is over another on the same model, engine and load, for all pairs: what a planner chooses by.
+`_unseen` figures are of every second series in order of their names: how servers were started, and what
+SGLang's interval between looks at prompts takes, was last settled on the other half alone.
 `spread_` figures are of servers whose experts are spread over GPUs, which count in nothing else. With
 `--quick` every eighth row is taken; without, the table is kept in `benchmarks/results/servers.csv` for
 docs/fidelity.md.
@@ -128,6 +130,13 @@ def figures(compared: list[Compared], kind: str = "median") -> list[Figure]:
     return found
 
 
+def unseen(compared: list[Compared]) -> list[Figure]:
+    """Return the medians of the series that the last choices were not made on."""
+    out = set(sorted({one[0].series for one in compared})[1::2])
+    rows = [one for one in compared if one[0].series in out]
+    return [one for one in figures(rows, "unseen") if one.name.removesuffix("_unseen") in BARS]
+
+
 def main() -> None:
     """Simulate all rows and print the tables."""
     arguments = options(__doc__ or "")
@@ -150,7 +159,7 @@ def main() -> None:
         Figure("spread_ttft_median", middle([abs(ttft_error(one)) for one in apart])),
     ]
     finish(
-        [*figures(left_out, "left_out"), *figures(compared), *of_spread],
+        [*figures(left_out, "left_out"), *figures(compared), *unseen(left_out), *of_spread],
         rows=len(compared),
         spread_rows=len(apart),
     )

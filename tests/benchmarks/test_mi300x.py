@@ -15,4 +15,6 @@ def test_batches_of_two_stacks_are_read_and_predicted() -> None:
     predicted = predict(row, Catalog.default())
     # Steps wait for their host in that version: 1 ms, and 0.05 for each of eight sequences.
     assert 0.8 * row.seconds < predicted < 1.25 * row.seconds
+    older = replace(row, stack="vLLM of 2024")
+    assert 1.1 < predict(older, Catalog.default()) / predicted < 1.18
     assert predict(replace(row, output_tokens=2 * row.output_tokens), Catalog.default()) > predicted

@@ -28,7 +28,7 @@ from atoll.engines.vllm import KV_KEPT_S
 
 SERVERS = (VLLM, SGLANG)
 PARSERS = ("hermes", "llama3_json", "openai", "qwen3_coder")
-_NOT_ITS_OWN = {"vllm": "prompt_interval", "sglang": "mxfp8"}
+_NOT_ITS_OWN = {"vllm": ("prompt_interval", "mixed_chunk"), "sglang": ("mxfp8",)}
 """Limits that an engine has no option for, and that its profile does not count."""
 
 
@@ -48,6 +48,7 @@ def launches(draw: st.DrawFn) -> EngineLaunch:
         dtype=draw(st.sampled_from([None, "fp16", "bf16"])),
         quantization=draw(st.sampled_from([None, "fp8"])),
         prompt_interval=draw(st.none() | st.integers(1, 1000)),
+        mixed_chunk=draw(st.sampled_from([None, True])),
         mxfp8=draw(st.sampled_from([None, True])),
         load_format=draw(st.sampled_from([None, "runai_streamer"])),
         tool_parser=draw(st.sampled_from([None, *PARSERS])),
@@ -88,7 +89,7 @@ def test_a_command_is_read_back_as_what_was_planned(
     assert parsed.served.launch == settled
     # Nothing that is set is lost, but what no command says.
     for name, value in launch.given.items():
-        if name not in ("promised_ttft_s", _NOT_ITS_OWN[engine.name]):
+        if name not in ("promised_ttft_s", *_NOT_ITS_OWN[engine.name]):
             assert getattr(settled, name) == value
     # What was read starts the same server.
     again = ServedModel("org/model", ("chat",), parsed.served.launch)

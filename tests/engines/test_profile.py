@@ -181,7 +181,7 @@ def test_limits_that_an_engine_has_no_option_for_count_nowhere() -> None:
     found = {name: profile_engine(name, limits=asked) for name in ("vllm", "sglang", "trtllm")}
     assert {name: profile.prompt_interval for name, profile in found.items()} == {
         "vllm": 1,
-        "sglang": 30,
+        "sglang": 60,
         "trtllm": 30,
     }
     assert {name: profile.mxfp8 for name, profile in found.items()} == {
@@ -190,6 +190,13 @@ def test_limits_that_an_engine_has_no_option_for_count_nowhere() -> None:
         "trtllm": True,
     }
     assert not profile_engine("vllm").mxfp8
+
+
+def test_prompts_are_computed_first_unless_chunks_are_mixed() -> None:
+    mixed = EngineLimits(mixed_chunk=True)
+    assert profile_engine("sglang").prompts_first
+    assert not profile_engine("sglang", limits=mixed).prompts_first
+    assert not profile_engine("vllm").prompts_first
 
 
 def test_latent_attention_takes_longer_to_launch() -> None:

@@ -132,8 +132,8 @@ def test_sequences_wait_for_prompts_where_these_go_first(
 @pytest.mark.parametrize(
     ("engine", "answer", "second_ms"),
     [
-        # It looks after its own prompt, at 100, and 10 steps later.
-        ("sglang", 40, 110.0 + 20.0),
+        # It looks after its own prompt, at 100, and two intervals of 10 steps later.
+        ("sglang", 40, 120.0 + 20.0),
         # It takes no notice of the first steps, and waits for 10 from when the prompt is there, at 105: the
         # step that has it has a token of the first.
         ("trtllm", 40, 115.0 + 21.0),

@@ -104,7 +104,8 @@ class EngineLimits(Frozen):
     at most: an engine starts only where the KV cache has room for one such request. `scheduling` is "async"
     where the next step is prepared while the GPU works. `version` is the engine's own, which says how it
     schedules unless told. `prompt_interval` are the steps of decoding after which new prompts are looked at,
-    1 for all of them. With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can. `load_format` is the
+    1 for all of them. With `mixed_chunk` prompts are computed beside answers where the engine would compute
+    them first. With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can. `load_format` is the
     loader of weights, as the engine calls it. `speculative` is how tokens are guessed ahead, None: not. With
     `expert_parallel` experts are spread over all GPUs of a node, and copies of its layers share them. `host`
     is the host time as measured on the machine.
@@ -117,6 +118,7 @@ class EngineLimits(Frozen):
     prefix_caching: bool | None = None
     scheduling: Scheduling | None = None
     prompt_interval: int | None = Field(default=None, ge=1, le=1000)
+    mixed_chunk: bool | None = None
     mxfp8: bool | None = None
     load_format: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,31}$")
     version: str | None = Field(default=None, pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,2}$")

@@ -185,12 +185,14 @@ class KernelRatios:
     """Times of an engine's kernels over those that GPUs were measured with, where these are much alike.
 
     `start` is that of what a kernel takes at least, which is less where one gets ready while the one before
-    it ends; `decode_reads` that of reading keys and values for decodes. `source` says where they are from.
+    it ends; `decode_reads` that of reading keys and values for decodes; `kernels` that of all of them.
+    `source` says where they are from.
     """
 
     start: float = 1.0
     decode_reads: float = 1.0
     source: str = ""
+    kernels: float = 1.0
 
 
 USUAL_KERNELS = KernelRatios()
@@ -313,9 +315,19 @@ def read_version(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.split("."))
 
 
-def _is_since(version: str | None, since: tuple[int, ...] | None) -> bool:
+def is_since(version: str | None, since: tuple[int, ...] | None) -> bool:
     """Whether a version is at least another; None is the newest of versions, and older than none."""
     return since is not None and (version is None or read_version(version) >= since)
+
+
+def _usual_kernels(gpu: GpuType | None, version: str | None) -> KernelRatios:
+    del gpu, version
+    return USUAL_KERNELS
+
+
+def _stretch(times: int, interval: int | None) -> int:
+    """Return after how many steps prompts are looked at: so many times the interval, or after each."""
+    return times * interval if times and interval and interval > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,14 +335,15 @@ class EngineDefaults:
     """Limits and times of an engine that nobody configured.
 
     `batch` returns the limits of sequences and tokens of a step on a GPU (None: a large one), `kernels` its
-    own kernels there, `ratios` how they compare with usual ones. `hosts` are host times by scheduling; one
-    that `schedules_ahead` does so if that is "async". Stages of one whose `stages_wait` are "sync" always.
-    Versions before `async_since` schedule "sync" unless told, and those from `fuses_widely_since` on fuse
-    sums on any NVLink. One without `has_prompt_interval` looks at prompts in every step, whatever limits say.
-    `mxfp8` is whether experts in MXFP4 compute in MXFP8: always, if told (False), or never (None). With
-    `guesses` it decodes speculatively by these methods, of which those of `guesses_sync` keep the next step
-    from being prepared ahead, `guessing_sequences` at a time unless told. With `expert_parallel` it spreads
-    experts over GPUs where it is told to.
+    own kernels there, `ratios` how those of a version compare with usual ones. `hosts` are host times by
+    scheduling; one that `schedules_ahead` does so if that is "async". Stages of one whose `stages_wait` are
+    "sync" always. Versions before `async_since` schedule "sync" unless told, and those from
+    `fuses_widely_since` on fuse sums on any NVLink. `prompt_interval` is how many times the interval of
+    limits prompts are looked at; with 0 in every step, whatever limits say. `mxfp8` is whether experts in
+    MXFP4 compute in MXFP8: always, if told (False), or never (None). With `guesses` it decodes speculatively
+    by these methods, of which those of `guesses_sync` keep the next step from being prepared ahead,
+    `guessing_sequences` at a time unless told. With `expert_parallel` it spreads experts over GPUs where it
+    is told to.
     """
 
     hosts: Mapping[Scheduling, HostTime]
@@ -346,7 +359,7 @@ class EngineDefaults:
     part_tokens: int | None = None
     layer_split_s: float | None = None
     kernels: Callable[[GpuType | None], KernelSpeeds] | None = None
-    ratios: Callable[[GpuType | None], KernelRatios] = lambda gpu: USUAL_KERNELS  # noqa: ARG005
+    ratios: Callable[[GpuType | None, str | None], KernelRatios] = _usual_kernels
     schedules_ahead: bool = False
     stages_wait: bool = False
     async_since: tuple[int, ...] = ()
@@ -355,7 +368,7 @@ class EngineDefaults:
     tokenize_s: float = 0.0
     admits_by_prompts: bool = False
     prompts_first: bool = False
-    has_prompt_interval: bool = False
+    prompt_interval: int = 0
     collects_prompts: bool = False
     mxfp8: bool | None = None
     guesses: frozenset[GuessMethod] = frozenset()
@@ -370,7 +383,7 @@ class EngineDefaults:
             return "sync"
         if limits.scheduling is not None:
             return limits.scheduling
-        return self.scheduling if _is_since(version, self.async_since) else "sync"
+        return self.scheduling if is_since(version, self.async_since) else "sync"
 
     def profile(
         self,
@@ -411,20 +424,20 @@ class EngineDefaults:
             prefix_caching=self.prefix_caching if caching is None else caching,
             launch=self.launch.on(gpu),
             fuses_all_reduce=self.fuses_all_reduce,
-            fuses_widely=_is_since(chosen.version, self.fuses_widely_since),
+            fuses_widely=is_since(chosen.version, self.fuses_widely_since),
             keeps_busy=self.keeps_busy,
             slots=self.slots,
             part_tokens=self.part_tokens,
             layer_split_s=self.layer_split_s,
             kernels=None if self.kernels is None else self.kernels(gpu),
-            ratios=self.ratios(gpu),
+            ratios=self.ratios(gpu, chosen.version),
             schedules_ahead=self.schedules_ahead and scheduling == "async",
             request_s=self.request_s,
             stream_s=self.stream_s,
             tokenize_s=self.tokenize_s,
             admits_by_prompts=self.admits_by_prompts,
-            prompts_first=self.prompts_first,
-            prompt_interval=(self.has_prompt_interval and chosen.prompt_interval) or 1,
+            prompts_first=self.prompts_first and not chosen.mixed_chunk,
+            prompt_interval=_stretch(self.prompt_interval, chosen.prompt_interval),
             collects_prompts=self.collects_prompts,
             mxfp8=bool(chosen.mxfp8 if self.mxfp8 is False else self.mxfp8),
             version=chosen.version,

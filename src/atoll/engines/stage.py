@@ -80,7 +80,8 @@ def _batch(gpu: GpuType | None) -> tuple[int, int]:
     return _SEQUENCES, MIXED_TOKENS  # on any GPU
 
 
-def _ratios(gpu: GpuType | None) -> KernelRatios:
+def _ratios(gpu: GpuType | None, version: str | None) -> KernelRatios:
+    del version
     return _HOPPER if gpu is not None and platform_of(gpu) >= ("cuda", 9.0) else USUAL_KERNELS
 
 

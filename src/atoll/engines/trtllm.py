@@ -54,7 +54,7 @@ class TrtLlm(Engine):
         stream_s=SERVER_STREAM_S,
         tokenize_s=SERVER_TOKENIZE_S,
         admits_by_prompts=True,
-        has_prompt_interval=True,
+        prompt_interval=1,
         collects_prompts=True,
         mxfp8=True,
         expert_parallel=True,

@@ -50,8 +50,11 @@ from atoll.engines.profile import (
     SERVER_REQUEST_S,
     SERVER_STREAM_S,
     SERVER_TOKENIZE_S,
+    USUAL_KERNELS,
     EngineDefaults,
+    KernelRatios,
     StartTime,
+    is_since,
 )
 
 if TYPE_CHECKING:
@@ -61,6 +64,13 @@ _LARGE_GPU_BYTES = 70 * 2**30
 _SEQUENCES = 256
 """Limit of sequences in a step that its server sets by itself on most GPUs."""
 _LARGE_GPU_SEQUENCES = 1024
+_ROCM_TUNED_SINCE = (0, 7)
+_ROCM_2024 = KernelRatios(
+    kernels=1.18,
+    source="vLLM of 2024 on ROCm: kernels 1.18 times as long as under 0.10.0 (benchmarks.mi300x)",
+)
+"""Kernels on Instincts before AMD tuned them for vLLM. A token of Llama 3.1 405B on eight MI300X took 1.18
+times as long as with vLLM 0.10.0 on ROCm 6.4.1: the median of batches of 1 to 128, 1.16 to 1.41."""
 KV_KEPT_S = 60
 """How long the prefill side keeps KV cache that nobody fetches."""
 
@@ -83,6 +93,12 @@ _HANDOVERS = {
     "decode-push": _transfer("NixlPushConnector", "kv_consumer"),
 }
 _KV_DTYPES = {"fp8": "fp8", "bf16": "bfloat16"}
+
+
+def _ratios(gpu: GpuType | None, version: str | None) -> KernelRatios:
+    is_old = version is not None and not is_since(version, _ROCM_TUNED_SINCE)
+    on_rocm = gpu is not None and gpu.whole.compute_capability.startswith("gfx")
+    return _ROCM_2024 if is_old and on_rocm else USUAL_KERNELS
 
 
 class _GuessConfig(GuessOption):
@@ -209,6 +225,7 @@ class Vllm(Engine):
         prefix_caching=True,
         launch=replace(SERVER_LAUNCH, fused_experts=True, fused_mxfp4=True),
         fuses_all_reduce=True,
+        ratios=_ratios,
         schedules_ahead=True,
         async_since=(0, 14),
         request_s=SERVER_REQUEST_S,

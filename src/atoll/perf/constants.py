@@ -48,7 +48,7 @@ version does otherwise. With this, at least 90 % of the measured servers of thre
 stated 90 %; vLLM's servers alone would ask for 0.24 (`benchmarks.error_bars`)."""
 FIRST_TOKEN_ERROR = 0.5
 """The same of times to the first token, beside what steps explain: schedulers, fronts and bursts differ.
-TensorRT-LLM would do with 0.2, vLLM with 0.3, SGLang asks for 0.9 (`benchmarks.error_bars`)."""
+TensorRT-LLM and vLLM would do with 0.3, SGLang asks for 0.7 (`benchmarks.error_bars`)."""
 HOST_ERROR = 0.5
 """The same of an engine's host time, of what it takes beside steps, and of launches: hosts differ."""
 LINK_ERROR = 0.25
@@ -323,7 +323,10 @@ class GpuConstants:
 
     def with_ratios(self, ratios: KernelRatios) -> GpuConstants:
         """Return constants of an engine's kernels that compare so with those that were measured."""
-        ops = {op: replace(c, t0_us=c.t0_us * ratios.start) for op, c in self.ops.items()}
+        ops = {
+            op: replace(c.scale_time(ratios.kernels), t0_us=c.t0_us * ratios.start * ratios.kernels)
+            for op, c in self.ops.items()
+        }
         decode = ops[OpClass.ATTENTION_DECODE]
         own = replace(decode, e_b=decode.e_b / ratios.decode_reads)
         return replace(self, ops={**ops, OpClass.ATTENTION_DECODE: own})

@@ -311,6 +311,8 @@ def analytic(
         if server is not None and not (guessed or spread)
         else name_grounds(spec, node.gpu, fitted, guessed=guessed, spread=spread).summary(used)
     )
+    if profile.ratios.kernels != 1.0:
+        grounds = f"{grounds}; {profile.ratios.source}"
     small = draft_of(spec, profile)
     draft = None
     if small is not None:

@@ -186,6 +186,11 @@ class EngineSpec(Frozen):
         description="Steps of decoding after which new prompts are looked at: SGLang only, others look in "
         "every step; 1 if left out.",
     )
+    mixed_chunk: StrictBool | None = Field(
+        default=None,
+        description="Whether SGLang computes prompts beside answers, in chunks, and not before them; no if "
+        "left out. Others do so anyway.",
+    )
     mxfp8: StrictBool | None = Field(
         default=None,
         description="Whether vLLM computes experts in MXFP4 with activations in MXFP8 on GPUs that can "
