@@ -14,6 +14,7 @@ from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
 from atoll.planner.source import read_sent
+from atoll.prove.place_promises import _keep_simply
 from atoll.prove.planning import plan
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.deadline import Deadline
@@ -214,6 +215,10 @@ def test_a_plan_is_the_simplest_where_that_keeps_all_promises(
     assert all(promise.is_kept for promise in found.promises)
     assert found.instances == simply(asked).instances
     assert plan(asked, request).to_json() == found.to_json()
+    # Whoever asks for what carries the most gets it: the simplest is not looked for.
+    most = replace(request, effort=replace(request.effort, objective="sustained"))
+    assert _keep_simply(asked, request, Deadline(600.0)) == found
+    assert _keep_simply(asked, most, Deadline(600.0)) is None
 
     def late(*_: object, **__: object) -> None:
         raise SimulationCutShortError("late")
