@@ -65,7 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         # Seldom: tests make few cycles, and all that lives is gone over each time.
-        gc.set_threshold(50_000, 10, 10)
+        gc.set_threshold(10_000, 10, 10)
         gc.enable()
 
 
