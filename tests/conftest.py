@@ -18,10 +18,10 @@ from tests.seeds import EXAMPLES
 
 pytest_plugins = ["tests.served_fleet"]
 
-# Fixed examples by default, so a red run is red again; `make test-full` tries twice as many of them, and
+# Fixed examples by default, so a red run is red again; `make test-full` tries three times as many, and
 # HYPOTHESIS_PROFILE=explore looks further.
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=EXAMPLES)
-settings.register_profile("full", settings.get_profile("fixed"), max_examples=2 * EXAMPLES)
+settings.register_profile("full", settings.get_profile("fixed"), max_examples=3 * EXAMPLES)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
@@ -64,6 +64,8 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.collect()
         gc.freeze()
+        # Seldom: tests make few cycles, and all that lives is gone over each time.
+        gc.set_threshold(10_000, 10, 10)
         gc.enable()
 
 

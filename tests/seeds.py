@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-EXAMPLES = 30
+EXAMPLES = 20
 """Examples of a property in a run of the fast tests, unless it says otherwise."""
 
 

@@ -75,6 +75,8 @@ def test_perf_speed() -> None:
         assert number(figures, key) > 0.0
 
 
+# That starting loads little is tested in tests/cli.
+@pytest.mark.slow
 def test_startup() -> None:
     figures = last_line(python("-m", "benchmarks.startup", "--quick"))
     for key in ("help_cpu_s", "help_to_typer", "import_cpu_s"):

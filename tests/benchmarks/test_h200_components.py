@@ -117,6 +117,7 @@ def test_patches_are_cut_in_rows() -> None:
         assert relative_error(seen[0], want.flatten(2).transpose(1, 2)) < 1e-5
 
 
+@pytest.mark.slow
 def test_tiny_run_writes_what_is_promised(tmp_path: Path) -> None:
     assert components.main(["--tiny", "--out", str(tmp_path)]) == 0
     with (tmp_path / "h200_components.csv").open(newline="", encoding="utf-8") as stream:

@@ -241,7 +241,7 @@ def test_importing_atoll_loads_nothing_heavy() -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "arguments",
-    [["--version"], ["--help"], ["doctor"], ["catalog", "gpus"], ["catalog", "models", "--json"]],
+    [["--version"], ["--help"], ["doctor"], ["catalog", "models", "--json"]],
     ids=" ".join,
 )
 def test_a_full_disk_behind_stdout_is_one_line(arguments: list[str]) -> None:

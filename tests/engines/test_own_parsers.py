@@ -58,6 +58,8 @@ def launches() -> list[EngineLaunch]:
     return said
 
 
+# `make test-full` installs the engines; loading one takes as long as a thousand other tests.
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [VLLM, SGLANG, LLAMACPP], ids=lambda engine: engine.name)
 def test_its_own_parser_reads_what_a_plan_says(engine: Engine) -> None:
     commands, expected = [], []

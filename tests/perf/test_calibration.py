@@ -104,7 +104,14 @@ CASES: Mapping[OpClass, tuple[Points, OpConstants]] = {
         OpConstants(e_f=0.45, e_b=0.95, t0_us=20.0, pad=3.0, pad_k=350, pad_n=250),
     ),
 }
-EVERY = pytest.mark.parametrize("op", list(CASES), ids=lambda op: op.value)
+# Experts of other formats are fitted in the same way: what differs is how they are predicted, which
+# `test_experts_are_predicted_as_the_step_model_does` holds for each.
+ALIKE = (OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4)
+EVERY = pytest.mark.parametrize(
+    "op",
+    [pytest.param(op, marks=[pytest.mark.slow] if op in ALIKE else []) for op in CASES],
+    ids=lambda op: op.value,
+)
 
 
 def worst(found: OpConstants, op: OpClass) -> float:

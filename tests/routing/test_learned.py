@@ -155,7 +155,7 @@ def two_choices(replicas: list[Replica], chance: float) -> int:
 
 @pytest.mark.parametrize("batching", [10.0, 1.0])
 @pytest.mark.parametrize("load", [0.5, 0.85])
-@pytest.mark.parametrize("times", [2.0, 5.0, 20.0])
+@pytest.mark.parametrize("times", [2.0, pytest.param(5.0, marks=pytest.mark.slow), 20.0])
 def test_unequal_replicas_get_the_best_split(times: float, load: float, batching: float) -> None:
     rate = load * capacity(unequal(times, batching))
     found = simulate(unequal(times, batching), rate)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from atoll.core.errors import AtollError
 from atoll.core.frozen import Frozen
-from atoll.plan.plan import Instance
-from atoll.plan.problem import Offer
 
 if TYPE_CHECKING:
+    # Every daemon of the local target loads this module: problems take longer to load than all else it needs.
     from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import Instance
+    from atoll.plan.problem import Offer
 
 InstanceState = Literal["starting", "ready", "draining", "failed", "gone"]
 """`failed`: it will not become ready by itself; `gone`: it has ended and holds nothing any more."""

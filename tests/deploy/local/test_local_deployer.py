@@ -191,6 +191,16 @@ def test_another_controller_adopts_what_runs_and_starts_nothing_twice(folder: Pa
     assert all(process_start(each.pid) != each.start for each in before.processes)
 
 
+def test_a_daemon_loads_no_problems() -> None:
+    """Each instance has a daemon: loading what plans are made of took longer than all else it needs."""
+    code = (
+        "import sys, atoll.deploy.local.daemon\n"
+        "sys.exit(','.join(m for m in ('atoll.plan.problem', 'numpy') if m in sys.modules) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_orders_of_an_older_term_are_refused(folder: Path) -> None:
     deployer = LocalDeployer(MACHINES, folder)
     handle = deployer.start(order(term=2)).handle

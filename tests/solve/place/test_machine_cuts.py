@@ -107,6 +107,7 @@ def test_a_whole_machine_serves_one_model_only() -> None:
     assert solve(SEARCH, asked, asked.catalog(), WITHIN).status == "infeasible"
 
 
+@pytest.mark.slow
 def test_a_box_of_eight_beside_small_machines_serves_all() -> None:
     asked = Fleet.read(TWO_MODELS % ("3/s", "8/s", "{A100-40:8: 1, L4:1: 4, T4:4: 4}")).problem
     made = solve(SEARCH, asked, asked.catalog(), WITHIN)
@@ -150,6 +151,8 @@ def test_the_same_plan_every_time() -> None:
     efforts = [replace(WITHIN, done=Counter()) for _ in range(2)]
     one, two = (solve(SEARCH, asked, asked.catalog(), effort) for effort in efforts)
     assert one.to_json() == two.to_json()
+    assert one.served_fraction == {"big": 1.0, "small": 1.0}
+    assert validate(one, asked) == []
     # And what it took is counted, with several models, too.
     assert efforts[0].done == efforts[1].done
     assert efforts[0].done["integer programs"] == 2

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import format_node_type, parse_node_type
-from atoll.plan.problem import Offer
 from atoll.runtime.endpoints.devices import show_gpus
+
+if TYPE_CHECKING:
+    from atoll.plan.problem import Offer
 
 
 class PoolMachine(Frozen):
@@ -145,6 +148,8 @@ def visible_devices(machine: PoolMachine, slots: Sequence[int]) -> dict[str, str
 
 def list_offers(machines: Iterable[PoolMachine]) -> tuple[Offer, ...]:
     """Return the machines as offers of one's own, dearest price of a kind where they differ."""
+    from atoll.plan.problem import Offer
+
     counts = Counter((machine.region, machine.node_type) for machine in machines)
     prices: dict[tuple[str, str], float] = {}
     for machine in machines:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from atoll.plan.plan import Instance, Node
+if TYPE_CHECKING:
+    from atoll.plan.plan import Instance, Node
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
