@@ -19,6 +19,10 @@ COMPONENTS: dict[str, str] = {
     "smollm2": "atoll.runtime.executor.smollm2:SmolLm2",
     "smollm2-vision": "atoll.components.smollm2_vision:SmolLm2Vision",
     "terrain-diffusion": "atoll.components.terrain_diffusion:TerrainDiffusion",
+    "transformers-chat": "atoll.runtime.executor.transformers_chat:TransformersChat",
+    "transformers-vision": "atoll.components.transformers_vision:TransformersVision",
+    "whisper-decoder": "atoll.components.whisper:WhisperDecoder",
+    "whisper-encoder": "atoll.components.whisper:WhisperEncoder",
 }
 """Where the class of each component is: "module:Class". Components of others are named the same way."""
 
