@@ -107,15 +107,16 @@ def load_part(
 ) -> ModelPart:
     """Load one part of the model that the option `model` names, on the setup's device.
 
-    Options of every part: model (a Hugging Face folder, or hf://org/name), dtype (float32 on CPUs and what the
-    checkpoint has on GPUs, unless it is said); `options` are more that the component `name` knows.
+    Options of every part: model (a Hugging Face folder, or hf://org/name), device ("cpu", "cuda:N", or "auto" for
+    a GPU where there is one; the executor's unless it is said), dtype (float32 on CPUs and what the checkpoint
+    has on GPUs, unless it is said); `options` are more that the component `name` knows.
     """
     try:
         import torch
         import transformers
     except ImportError as error:
         raise MissingDependencyError("transformers", "engine", needed_for=name) from error
-    known = ("model", "dtype", *options)
+    known = ("model", "device", "dtype", *options)
     unknown = sorted(set(setup.options or {}) - set(known))
     if unknown:
         raise UsageError(
@@ -127,6 +128,9 @@ def load_part(
     dtype = setup.option("dtype")
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"unknown dtype {dtype!r}", field=name, hint=f"use {', '.join(DTYPES)}")
+    device = str(setup.option("device", setup.device))
+    if device == "auto":
+        device = "cuda:0" if torch.cuda.is_available() else "cpu"
     folder = resolve(source)
     family = read_family(folder, sense)
     torch.set_num_threads(setup.threads)
@@ -135,7 +139,7 @@ def load_part(
     try:
         model, report = part.from_pretrained(
             folder,
-            dtype=dtype or ("float32" if setup.device == "cpu" else "auto"),
+            dtype=dtype or ("float32" if device == "cpu" else "auto"),
             output_loading_info=True,
             local_files_only=True,
             use_safetensors=True,
@@ -147,8 +151,8 @@ def load_part(
         raise WeightsError(
             f"{len(missing)} tensors are missing, {missing[0]} among them", path=folder
         )
-    model.to(setup.device).eval().requires_grad_(False)  # noqa: FBT003
-    return ModelPart(family, folder, model, setup.device)
+    model.to(device).eval().requires_grad_(False)  # noqa: FBT003
+    return ModelPart(family, folder, model, device)
 
 
 def read_family(folder: Path, sense: str) -> Family:
