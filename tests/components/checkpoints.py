@@ -204,5 +204,5 @@ def _add_marks(folder: Path, marks: tuple[str, ...]) -> None:
     tokenizer.save(path)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    settings["eos_token"] = settings["eos_token"]["content"]
+    settings["eos_token"] = settings["pad_token"] = settings["eos_token"]["content"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -112,10 +112,46 @@ def load_part(
     has on GPUs, unless it is said); `options` are more that the component `name` knows.
     """
     try:
-        import torch
         import transformers
     except ImportError as error:
         raise MissingDependencyError("transformers", "engine", needed_for=name) from error
+    opened = open_setup(setup, name, options)
+    folder, device = opened.folder, opened.device
+    family = read_family(folder, sense)
+    transformers.utils.logging.disable_progress_bar()
+    part = _part_class(getattr(transformers, family.model), family, tower=tower)
+    try:
+        model, report = part.from_pretrained(
+            folder,
+            dtype=opened.dtype or ("float32" if device == "cpu" else "auto"),
+            output_loading_info=True,
+            local_files_only=True,
+            use_safetensors=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise WeightsError(" ".join(str(error).split())[:300], path=folder) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise WeightsError(
+            f"{len(missing)} tensors are missing, {missing[0]} among them", path=folder
+        )
+    model.to(device).eval().requires_grad_(False)  # noqa: FBT003
+    return ModelPart(family, folder, model, device)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSetup:
+    """Where a part's checkpoint lies, the device it goes to, and the dtype it was told, if any."""
+
+    folder: Path
+    device: str
+    dtype: str | None
+
+
+def open_setup(setup: Setup, name: str, options: Sequence[str] = ()) -> OpenedSetup:
+    """Check the options of a part, fetch its checkpoint where needed, and keep torch to the setup's cores."""
+    import torch
+
     known = ("model", "device", "dtype", *options)
     unknown = sorted(set(setup.options or {}) - set(known))
     if unknown:
@@ -131,28 +167,8 @@ def load_part(
     device = str(setup.option("device", setup.device))
     if device == "auto":
         device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    folder = resolve(source)
-    family = read_family(folder, sense)
     torch.set_num_threads(setup.threads)
-    transformers.utils.logging.disable_progress_bar()
-    part = _part_class(getattr(transformers, family.model), family, tower=tower)
-    try:
-        model, report = part.from_pretrained(
-            folder,
-            dtype=dtype or ("float32" if device == "cpu" else "auto"),
-            output_loading_info=True,
-            local_files_only=True,
-            use_safetensors=True,
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise WeightsError(" ".join(str(error).split())[:300], path=folder) from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise WeightsError(
-            f"{len(missing)} tensors are missing, {missing[0]} among them", path=folder
-        )
-    model.to(device).eval().requires_grad_(False)  # noqa: FBT003
-    return ModelPart(family, folder, model, device)
+    return OpenedSetup(resolve(source), device, dtype)
 
 
 def read_family(folder: Path, sense: str) -> Family:
