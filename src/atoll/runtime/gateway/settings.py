@@ -19,6 +19,7 @@ from atoll.runtime.http.http_request import (
     Seconds,
 )
 from atoll.runtime.media.media_limits import MediaLimits
+from atoll.runtime.realtime.realtime_limits import RealtimeLimits
 from atoll.runtime.openai import FORMS
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.outliers import OutlierSettings
@@ -97,6 +98,8 @@ class GatewaySettings(Frozen):
     limits: GatewayLimits = GatewayLimits()
     media: MediaLimits = MediaLimits()
     """How much a request may bring of each kind; what of it needs decoding is checked by backends."""
+    realtime: RealtimeLimits = RealtimeLimits()
+    """How many sessions of `/v1/realtime` there may be, how long, and how much each may hold."""
     deadlines: Deadlines = Deadlines()
     health: HealthSettings = HealthSettings()
     outliers: OutlierSettings = OutlierSettings()

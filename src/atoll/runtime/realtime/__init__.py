@@ -7,7 +7,7 @@ retries are those of `/v1/chat/completions`, and nothing of a session outlives i
     realtime_events     what clients say, checked, and how servers say it
     turn_detection      when somebody begins and ends to speak
     realtime_session    a session: sound that is held, the conversation, the answer under way
-    realtime_host       sessions of one server, and how many there may be
+    realtime_host       sessions of one server, and how many there may be (`realtime_limits`)
 
 Imports `components` (Silero), `runtime.http` and `runtime.openai`.
 """
