@@ -50,6 +50,8 @@ _BYTES_PER_MS = 2 * RATE_HZ // 1000
 _MIN_COMMIT_MS = 100
 _KEPT_MS = 1000
 """Silence before a turn that is held beside its padding: so late a beginning may be noticed."""
+_TEMPERATURE = 0.8
+"""OpenAI's, of sessions."""
 _UNHEARD = 4
 """Sounds sent with a question that no answer has heard to its end; older ones are left out."""
 
@@ -446,6 +448,9 @@ class RealtimeSession:
             "messages": messages,
             "stream": True,
             "stream_options": {"include_usage": True},
+            "temperature": _TEMPERATURE,
+            # A task that is told none draws the same every time.
+            "seed": secrets.randbelow(2**31),
         }
         if settings.speaks:
             body["modalities"] = ["text", "audio"]
