@@ -1,4 +1,4 @@
-"""Tiny checkpoints of vision-language models and of Whisper, with random weights, as their makers lay them out."""
+"""Tiny checkpoints of vision-language models and of Whisper, with random weights."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], tuple[str, .
         ("<image_soft_token>", "<video>", "<start_of_image>", "<end_of_image>"),
     ),
 }
-"""By family: prefix of its classes, its sizes, its image processor and that one's sizes, and its marks in text:
-a picture's vector, a video's, and what stands before and after a picture."""
+"""By family: prefix of its classes, its sizes, its image processor and that one's sizes, and its marks in
+text: a picture's vector, a video's, and what stands before and after a picture."""
 
 
 def write_checkpoint(folder: Path, family: str, seed: int = 0) -> Any:
@@ -187,11 +187,11 @@ def picture(height: int, width: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def _spread(model: Any) -> None:
-    """Widen random weights: as they begin, answers hardly depend on what was seen."""
+    """Widen random weights: as they begin, some are 0, and answers hardly depend on what was seen."""
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
-                weight.mul_(6.0)
+                weight.mul_(6.0) if weight.any() else weight.normal_(std=0.1)
 
 
 def _add_marks(folder: Path, marks: tuple[str, ...]) -> None:

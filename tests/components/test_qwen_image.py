@@ -15,9 +15,9 @@ import torch
 from atoll.components.base import BadInputError, Setup
 from atoll.components.qwen_image import QwenImageDit, QwenImageText, QwenImageVae
 from atoll.tasks.library.drawing import DrawingOrder, Painting
-from tests.reference.direct_tasks import run_directly
 from tests.components.asking import ask
 from tests.components.checkpoints import write_checkpoint
+from tests.reference.direct_tasks import run_directly
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SIZE = {"height": 32, "width": 48}

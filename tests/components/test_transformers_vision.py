@@ -70,6 +70,7 @@ def test_a_tower_sees_what_the_whole_model_sees(family: str, tmp_path: Path) -> 
     *seen, bad = ask(vision, *given, {"image": "no picture"})
     assert isinstance(bad, BadInputError)
     for one, other in zip(seen, whole(model, tmp_path, *pictures), strict=True):
+        assert one["embeds"].any(axis=1).all()
         same(one, other)
     # Alone, too, and a batch changes nothing beyond rounding.
     for inputs, image, together in zip(given, pictures, seen, strict=True):

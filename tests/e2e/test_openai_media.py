@@ -255,14 +255,14 @@ async def _with_keys(fleet: MediaFleet, sound: bytes) -> None:
     assert counted[1] == (0, pytest.approx(spoken_ms, abs=2), 0)
     heard_alone = [each for each in counted if each[0] and not each[1]]
     assert heard_alone == [(pytest.approx(heard_ms, abs=2), 0, 0)]
-    # A turn of a conversation is a chat: heard, from a little before the first word to the silence, and spoken.
+    # A turn of a conversation is a chat: heard from a little before the first word on, and spoken.
     talked = [each for each in counted if each[0] and each[1]]
     assert len(talked) == REALTIME
     assert all(heard_ms / 2 < each[0] < heard_ms + 1500 for each in talked)
 
 
 async def _talk(sdk: openai.AsyncOpenAI, sound: bytes) -> None:
-    """Say something in a session: the end of the turn is noticed, what was said is heard and answered aloud."""
+    """Say something in a session: its end is noticed, what was said is heard and answered aloud."""
     settings: Any = {
         "type": "realtime",
         "max_output_tokens": 12,

@@ -56,8 +56,9 @@ class ChatInputs(ComponentParameters, kw_only=True, frozen=True):
     """A conversation and how to answer it, with OpenAI's defaults, as the engine takes them.
 
     messages: role and content; the content is a text, or a list of texts and of float32 arrays [count,
-    width], or of `SeenPicture` for components that take them; of a component that obeys tools, calls and results, too. max_tokens: None for as many as there is
-    room for. stop: texts that end the answer. form: those of `ANSWER_FIELDS` that are given.
+    width], or of `SeenPicture` for components that take them; of a component that obeys tools, calls and
+    results, too. max_tokens: None for as many as there is room for. stop: texts that end the answer. form:
+    those of `ANSWER_FIELDS` that are given.
     """
 
     messages: tuple[dict[str, Any], ...]

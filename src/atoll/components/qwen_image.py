@@ -1,4 +1,4 @@
-"""Qwen-Image in three parts, by diffusers: its reader of prompts, its diffusion transformer, its decoder of pictures.
+"""Qwen-Image in three parts, by diffusers: reader of prompts, diffusion transformer, decoder of pictures.
 
 Each part is diffusers' own pipeline without the others, so weights of a part alone are read.
 """
@@ -24,7 +24,7 @@ _SMALL = {"height": 64, "width": 64}
 
 
 class QwenImagePart(BatchComponent):
-    """A pipeline of diffusers with the modules of one part. Options: model, device, dtype, as of `load_part`."""
+    """A pipeline of diffusers with the modules of one part. Options: model, device, dtype (`load_part`)."""
 
     modules: ClassVar[tuple[str, ...]]
 

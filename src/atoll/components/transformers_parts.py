@@ -1,7 +1,8 @@
 """Parts of models of transformers, by themselves: the tower that sees or hears, or the language model.
 
-The classes are transformers' own; what a part does not need is left out before weights are read, so only the part's
-tensors of a checkpoint are read and take memory. Another family of models is another row of `FAMILIES`.
+The classes are transformers' own; what a part does not need is left out before weights are read, so only the
+part's tensors of a checkpoint are read and take memory. Another family of models is another row of
+`FAMILIES`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Family:
     """Models of one kind, as their `config.json` calls it (`model_type`).
 
-    model: class of transformers. tower: modules that see or hear, which the rest does without; rest: those that
-    the tower does without. before, after: text around a picture in a prompt. has_grid: whether positions of a picture's embeddings have a height and a
-    width (M-RoPE), so that the language model has to be told them. token_types: the input that says which
-    tokens are a picture's. image_options: of the image processor, where the model's processor sets them.
+    model: class of transformers. tower: modules that see or hear, which the rest does without; rest: those
+    that the tower does without. before, after: text around a picture in a prompt. has_grid: whether positions
+    of a picture's embeddings have a height and a width (M-RoPE), so that the language model has to be told
+    them. token_types: the input that says which tokens are a picture's. image_options: of the image
+    processor, where the model's processor sets them.
     """
 
     model: str
@@ -54,7 +56,7 @@ def _qwen(model: str) -> Family:
         before="<|vision_start|>",
         after="<|vision_end|>",
         has_grid=True,
-        token_types="mm_token_type_ids",  # noqa: S106 - a name of an input
+        token_types="mm_token_type_ids",
     )
 
 
@@ -79,7 +81,7 @@ FAMILIES: dict[str, Family] = {
         _LANGUAGE,
         before="\n\n<start_of_image>",
         after="<end_of_image>\n\n",
-        token_types="token_type_ids",  # noqa: S106
+        token_types="token_type_ids",
     ),
     "whisper": Family(
         "WhisperForConditionalGeneration",
@@ -107,9 +109,9 @@ def load_part(
 ) -> ModelPart:
     """Load one part of the model that the option `model` names, on the setup's device.
 
-    Options of every part: model (a Hugging Face folder, or hf://org/name), device ("cpu", "cuda:N", or "auto" for
-    a GPU where there is one; the executor's unless it is said), dtype (float32 on CPUs and what the checkpoint
-    has on GPUs, unless it is said); `options` are more that the component `name` knows.
+    Options of every part: model (a Hugging Face folder, or hf://org/name), device ("cpu", "cuda:N", or "auto"
+    for a GPU where there is one; the executor's unless it is said), dtype (float32 on CPUs and what the
+    checkpoint has on GPUs, unless it is said); `options` are more that the component `name` knows.
     """
     try:
         import transformers
@@ -135,7 +137,7 @@ def load_part(
         raise WeightsError(
             f"{len(missing)} tensors are missing, {missing[0]} among them", path=folder
         )
-    model.to(device).eval().requires_grad_(False)  # noqa: FBT003
+    model.to(device).eval().requires_grad_(False)
     return ModelPart(family, folder, model, device)
 
 
@@ -172,7 +174,7 @@ def open_setup(setup: Setup, name: str, options: Sequence[str] = ()) -> OpenedSe
 
 
 def read_family(folder: Path, sense: str) -> Family:
-    """Return the family of the model in a folder; one that is not known, or has no such sense, is an error."""
+    """Return the family of the model in a folder; one without this sense is an error."""
     path = folder / "config.json"
     try:
         kind = json.loads(path.read_text()).get("model_type")

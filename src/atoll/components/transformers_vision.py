@@ -52,7 +52,9 @@ class TransformersVision(BatchComponent):
             try:
                 prepared.append(self._prepare(image))
                 seen.append(place)
-            except ValueError as error:  # what the model's own processor refuses, as odd proportions
+            except (
+                ValueError
+            ) as error:  # what the model's own processor refuses, as odd proportions
                 outputs[place] = BadInputError(str(error)[:200], "image")
         if prepared:
             for place, output in zip(seen, self._look(prepared), strict=True):

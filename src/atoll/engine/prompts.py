@@ -23,8 +23,8 @@ def chat_prompt(
     """Return the tokens of a conversation in the model's own format, and the vectors among them.
 
     The content of a message is a text, or a list of texts and arrays [count, width] (or `FramedVectors`), in
-    order. Text on either side of an array is tokenised on its own, as on either side of a special token. `max_tokens` as
-    in `TextCodec.encode`; vectors count. `more` is for the chat template.
+    order. Text on either side of an array is tokenised on its own, as on either side of a special token.
+    `max_tokens` as in `TextCodec.encode`; vectors count. `more` is for the chat template.
     """
     # Nobody can know the names, so no text of a message is taken for one.
     nonce = secrets.token_hex(16)
@@ -51,9 +51,7 @@ def chat_prompt(
     return join_pieces(pieces)
 
 
-def _with_names(
-    message: Mapping[str, Any], nonce: str, arrays: list[Any]
-) -> Mapping[str, Any]:
+def _with_names(message: Mapping[str, Any], nonce: str, arrays: list[Any]) -> Mapping[str, Any]:
     """Return the message with its content in one text, in which names stand for arrays."""
     content = message.get("content")
     if not isinstance(content, list):

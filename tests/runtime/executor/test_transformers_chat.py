@@ -60,9 +60,7 @@ async def answer(component: TransformersChat, content: list[Any], **more: Any) -
 
 def seen(vision: TransformersVision, content: list[Any]) -> list[Any]:
     """Return the content with what the encoder gives in place of pictures."""
-    return [
-        part if isinstance(part, str) else ask(vision, {"image": part})[0] for part in content
-    ]
+    return [part if isinstance(part, str) else ask(vision, {"image": part})[0] for part in content]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,7 +83,10 @@ def test_it_answers_as_the_whole_model(family: str, tmp_path: Path) -> None:
         together = await asyncio.gather(*(answer(component, content) for content in asked))
         assert [said for said, _ in together] == expected
         # An answer that began elsewhere goes on as if it had not moved.
-        half = {"text": component.engine.codec.decode(expected[0][:5]), "token_ids": expected[0][:5]}
+        half = {
+            "text": component.engine.codec.decode(expected[0][:5]),
+            "token_ids": expected[0][:5],
+        }
         said, whole = await answer(component, asked[0], resume=half)
         assert said == expected[0][5:]
         # Drawn with a seed: the same again, beside others.

@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 
 from atoll.core.errors import MissingDependencyError
 from atoll.runtime.http.http_client import StatusError
+from atoll.runtime.media.media_limits import MediaLimits
+from atoll.runtime.media.sounds import decode_sound
 from atoll.runtime.realtime.realtime_events import ServerVad
 from atoll.runtime.realtime.realtime_limits import RealtimeLimits
 from atoll.runtime.realtime.realtime_session import RealtimeSession
 from atoll.runtime.realtime.turn_detection import BLOCK, TurnDetector, TurnListener
-from atoll.runtime.media.sounds import decode_sound
-from atoll.runtime.media.media_limits import MediaLimits
 
-TURNS_OFF = {"type": "session.update", "session": {"type": "realtime", "audio": {"input": {"turn_detection": None}}}}
+TURNS_OFF = {
+    "type": "session.update",
+    "session": {"type": "realtime", "audio": {"input": {"turn_detection": None}}},
+}
 
 
 class Socket:
@@ -153,7 +156,11 @@ def talk(
 
 def test_a_turn_is_found_heard_and_answered_aloud() -> None:
     async def scenario(client: Client) -> None:
-        session = {"type": "realtime", "instructions": "Be brief.", "audio": {"input": {"transcription": {}}}}
+        session = {
+            "type": "realtime",
+            "instructions": "Be brief.",
+            "audio": {"input": {"transcription": {}}},
+        }
         client.say("session.update", session=session)
         assert (await client.until("session.updated"))[0]["session"]["instructions"] == "Be brief."
         client.server.heard = ["two cities"]
@@ -184,21 +191,36 @@ def test_a_turn_is_found_heard_and_answered_aloud() -> None:
         response = done["response"]
         assert response["status"] == "completed"
         assert response["usage"] == {"total_tokens": 10, "input_tokens": 7, "output_tokens": 3}
-        assert response["output"][0]["content"] == [{"type": "output_audio", "transcript": "Yes. It is."}]
+        assert response["output"][0]["content"] == [
+            {"type": "output_audio", "transcript": "Yes. It is."}
+        ]
         system, user = client.server.asked[0]["messages"]
         assert system == {"role": "system", "content": "Be brief."}
         (part,) = user["content"]
-        samples, rate_hz = decode_sound(base64.b64decode(part["input_audio"]["data"]), MediaLimits())
+        samples, rate_hz = decode_sound(
+            base64.b64decode(part["input_audio"]["data"]), MediaLimits()
+        )
         assert rate_hz == 24_000
         assert len(samples) / 24 == stopped["audio_end_ms"] - started["audio_start_ms"]
         # The next question brings words instead of the sound.
-        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And?"}]}
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "And?"}],
+        }
         client.say("conversation.item.create", item=item)
-        client.say("response.create", response={"output_modalities": ["text"], "max_output_tokens": 9})
+        client.say(
+            "response.create", response={"output_modalities": ["text"], "max_output_tokens": 9}
+        )
         done, before = await client.until("response.done")
         assert before.count("response.output_text.delta") == 2
         asked = client.server.asked[1]
-        assert [m["content"] for m in asked["messages"]] == ["Be brief.", "two cities", "Yes. It is.", "And?"]
+        assert [m["content"] for m in asked["messages"]] == [
+            "Be brief.",
+            "two cities",
+            "Yes. It is.",
+            "And?",
+        ]
         assert (asked["max_completion_tokens"], "modalities" in asked) == (9, False)
 
     talk(scenario)
@@ -207,7 +229,10 @@ def test_a_turn_is_found_heard_and_answered_aloud() -> None:
 def test_whoever_speaks_interrupts_the_answer() -> None:
     async def scenario(client: Client) -> None:
         client.server.hold.clear()
-        client.say("conversation.item.create", item={"role": "user", "content": [{"type": "input_text", "text": "Hi"}]})
+        client.say(
+            "conversation.item.create",
+            item={"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        )
         client.say("response.create")
         await client.until("response.output_audio.delta")
         client.append(300, 0.9)
@@ -228,9 +253,14 @@ def test_whoever_speaks_interrupts_the_answer() -> None:
         assert client.server.asked[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
         # How much was heard of a whole answer, its client says.
         (item,) = done["response"]["output"]
-        client.say("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=500)
+        client.say(
+            "conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=500
+        )
         await client.until("conversation.item.truncated")
-        client.say("conversation.item.create", item={"role": "user", "content": [{"type": "input_text", "text": "Go on"}]})
+        client.say(
+            "conversation.item.create",
+            item={"role": "user", "content": [{"type": "input_text", "text": "Go on"}]},
+        )
         client.say("response.create")
         await client.until("response.done")
         assert client.server.asked[2]["messages"][-2] == {"role": "assistant", "content": "Yes."}
@@ -240,7 +270,10 @@ def test_whoever_speaks_interrupts_the_answer() -> None:
         await client.until("response.output_audio.delta")
         client.say("response.cancel")
         done, _ = await client.until("response.done")
-        assert done["response"]["status_details"] == {"type": "cancelled", "reason": "client_cancelled"}
+        assert done["response"]["status_details"] == {
+            "type": "cancelled",
+            "reason": "client_cancelled",
+        }
 
     talk(scenario)
 
@@ -287,12 +320,26 @@ def test_what_is_wrong_is_said_and_ends_nothing() -> None:
         ({"type": "response.cancel"}, "response_cancel_not_active", "no such response"),
         ({"type": "conversation.item.delete", "item_id": "x"}, "item_not_found", "no item x"),
         (
-            {"type": "session.update", "session": {"type": "realtime", "audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}},
+            {
+                "type": "session.update",
+                "session": {
+                    "type": "realtime",
+                    "audio": {"input": {"turn_detection": {"type": "semantic_vad"}}},
+                },
+            },
             "invalid_event",
             "semantic_vad",
         ),
-        ({"type": "session.update", "session": {"type": "realtime", "model": "other"}}, None, "that of the address"),
-        ({"type": "session.update", "session": {"type": "realtime", "tools": [{}]}}, "invalid_event", "tools"),
+        (
+            {"type": "session.update", "session": {"type": "realtime", "model": "other"}},
+            None,
+            "that of the address",
+        ),
+        (
+            {"type": "session.update", "session": {"type": "realtime", "tools": [{}]}},
+            "invalid_event",
+            "tools",
+        ),
     ]
 
     async def scenario(client: Client) -> None:
@@ -303,8 +350,13 @@ def test_what_is_wrong_is_said_and_ends_nothing() -> None:
             assert error["error"]["code"] == code
             assert said in error["error"]["message"]
         # Answers that are refused, or break off, are told as such.
-        client.say("conversation.item.create", item={"role": "user", "content": [{"type": "input_text", "text": "Hi"}]})
-        said_429 = b'{"error": {"message": "the key has no tokens left", "type": "x", "code": "quota"}}'
+        client.say(
+            "conversation.item.create",
+            item={"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        )
+        said_429 = (
+            b'{"error": {"message": "the key has no tokens left", "type": "x", "code": "quota"}}'
+        )
         client.server.error = StatusError("u", 429, said_429)
         client.say("response.create")
         done, _ = await client.until("response.done")

@@ -141,9 +141,7 @@ class EngineChat(StreamComponent):
         wanted = read_form(InstanceParameters(), asked.form.get("response_format") or {})
         if use is not None and calls is not None:
             wanted = guide_calls(wanted, use, calls)
-        prompt, embeds = tell_conversation(
-            self.messages(asked), codec, max_length, use, calls
-        )
+        prompt, embeds = tell_conversation(self.messages(asked), codec, max_length, use, calls)
         room = max_length - len(prompt)
         if room < 1:
             raise BadInputError(

@@ -20,7 +20,7 @@ _MAX_BATCH = 8
 
 
 class TransformersChat(EngineChat):
-    """Chats about pictures that `transformers-vision` has seen, with all that the model wants to know of them.
+    """Chats about pictures that `transformers-vision` has seen, with all that the model has to know of them.
 
     Options beside those of `load_part`: max_batch (answers made together, 8), max_length (positions of prompt
     and answer together).

@@ -5,9 +5,9 @@ What happens to a request, in order:
 1. It arrives. `http_server` reads it from a connection, within limits and deadlines, and hands it whole to
    `Gateway.handle`, which gives it an id and a trace and looks at its path: a model is asked (2),
    perhaps in another dialect, which is translated at once and on the way back (`dialects`),
-   `/services/NAME` goes to a node as it is (`service_proxy`, which shares steps 4 and 5), `/v1/realtime` becomes
-   a session, whose answers come back here as requests (`runtime.realtime`), and everything
-   else the gateway answers by itself (`gateway_pages`; for those who run it, also through `admin`).
+   `/services/NAME` goes to a node as it is (`service_proxy`, which shares steps 4 and 5), `/v1/realtime`
+   becomes a session, whose answers come back here as requests (`runtime.realtime`), and everything else the
+   gateway answers by itself (`gateway_pages`; for those who run it, also through `admin`).
 2. It is let in. Its key is checked (`accounts`), its body is read and checked in one pass (`openai`; `form`
    where it brings a file; `content` for what is no text), and a gateway that is full or stopping refuses
    it. From here on it is a `relay.Relay`, or a `media_relay.MediaRelay` if its answer is no text.

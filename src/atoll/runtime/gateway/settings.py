@@ -19,11 +19,11 @@ from atoll.runtime.http.http_request import (
     Seconds,
 )
 from atoll.runtime.media.media_limits import MediaLimits
-from atoll.runtime.realtime.realtime_limits import RealtimeLimits
 from atoll.runtime.openai import FORMS
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.outliers import OutlierSettings
 from atoll.runtime.pool.routes import MAX_MODELS, ChoiceRoutes, ModelPromise
+from atoll.runtime.realtime.realtime_limits import RealtimeLimits
 
 _FORM_PATHS = frozenset(path.encode() for path in FORMS)
 

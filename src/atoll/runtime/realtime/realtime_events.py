@@ -24,7 +24,7 @@ class PcmFormat(Struct, forbid_unknown_fields=True):
 
 
 class ServerVad(Struct, forbid_unknown_fields=True, frozen=True):
-    """How turns are found: probabilities of speech from `threshold` on, and silence of some length at the end."""
+    """How turns are found: speech of probability `threshold` or more, and silence of some length at the end."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.5
@@ -47,8 +47,8 @@ class InputFields(Struct, forbid_unknown_fields=True):
     """What comes in."""
 
     format: PcmFormat | None = None
-    turn_detection: ServerVad | None | UnsetType = UNSET
-    transcription: Transcription | None | UnsetType = UNSET
+    turn_detection: ServerVad | UnsetType | None = UNSET
+    transcription: Transcription | UnsetType | None = UNSET
     noise_reduction: None = None
 
 
@@ -241,7 +241,9 @@ class SessionSettings(Struct, frozen=True):
             "audio": {
                 "input": {
                     "format": pcm,
-                    "turn_detection": None if self.turns is None else msgspec.to_builtins(self.turns),
+                    "turn_detection": None
+                    if self.turns is None
+                    else msgspec.to_builtins(self.turns),
                     "transcription": {"model": self.model} if self.transcribes else None,
                     "noise_reduction": None,
                 },

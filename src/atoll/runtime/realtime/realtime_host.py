@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 REALTIME = b"/v1/realtime"
 _SILENT_S = 120.0
 """So long an answer may bring nothing."""
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where it listens, asked on this machine
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class RealtimeHost:

@@ -10,8 +10,8 @@ from atoll.core.frozen import Frozen
 class RealtimeLimits(Frozen):
     """Limits of `/v1/realtime`.
 
-    sessions: at the same time. session_s: length of one. message_bytes: of one event. buffered_s: sound that is
-    held until it is committed. items: messages of a conversation.
+    sessions: at the same time. session_s: length of one. message_bytes: of one event. buffered_s: sound that
+    is held until it is committed. items: messages of a conversation.
     """
 
     sessions: int = Field(64, ge=0)

@@ -120,7 +120,9 @@ class _Item:
                 parts.append({"type": "text", "text": text})
             else:
                 data = base64.b64encode(sound).decode()
-                parts.append({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
+                parts.append(
+                    {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+                )
         return {"role": self.role, "content": parts}
 
 
@@ -216,7 +218,7 @@ class RealtimeSession:
         except ApiError as error:
             await self._send_error(error, event_id)
 
-    async def _do(self, event: ClientEvent) -> None:  # noqa: C901 - one line a kind of event
+    async def _do(self, event: ClientEvent) -> None:
         match event:
             case AudioAppend():
                 await self._append(event)
@@ -308,9 +310,7 @@ class RealtimeSession:
         assert self._turn is not None
         (item_id, start_ms), self._turn = self._turn, None
         end_ms = min(end_ms, self._buffer.end_ms)
-        await self._send(
-            "input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=item_id
-        )
+        await self._send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=item_id)
         await self._add_sound(item_id, self._buffer.take(start_ms, end_ms))
         if self._settings.turns is not None and self._settings.turns.create_response:
             # Where a turn may not interrupt, the answer to it comes after the one under way.
@@ -506,7 +506,9 @@ class RealtimeSession:
             if sound := spoken.get("data"):
                 item.audio_ms += len(sound) * 3 / 4 / _BYTES_PER_MS
                 item.pieces += 1
-                await self._send("response.output_audio.delta", **self._where(response), delta=sound)
+                await self._send(
+                    "response.output_audio.delta", **self._where(response), delta=sound
+                )
             response.finish = choice.get("finish_reason") or response.finish
             heard = ((choice.get("atoll") or {}).get("answer") or {}).get("heard")
             if heard and len(heard) == len(response.hears):
@@ -540,9 +542,7 @@ class RealtimeSession:
             item.texts = [" ".join(str(each) for each in spoken)]
         await self._end(response, "cancelled", {"type": "cancelled", "reason": reason})
 
-    async def _end(
-        self, response: _Response, status: str, details: dict[str, Any] | None
-    ) -> None:
+    async def _end(self, response: _Response, status: str, details: dict[str, Any] | None) -> None:
         item, where = response.item, self._where(response)
         item.status = "completed" if status == "completed" else "incomplete"
         text = item.texts[0]
@@ -636,7 +636,7 @@ def _failure(code: str, message: str) -> dict[str, Any]:
 
 
 def _refusal(error: StatusError) -> dict[str, Any]:
-    """Return what the server said of a chat that it refused: a limit of the key, a model that is not there."""
+    """Return what the server said of a chat that it refused: a limit of the key, an unknown model."""
     try:
         said = msgspec.json.decode(error.body)["error"]
         return _failure(str(said.get("code") or said.get("type")), str(said["message"])[:1000])

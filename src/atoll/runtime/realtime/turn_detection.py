@@ -74,7 +74,7 @@ class TurnListener:
         self._ear = ear
         self.detector = TurnDetector()
         self._rest = np.zeros(BLOCK, np.float32)
-        """The block before the next one, which the filter looks back to, and what has come of the next ones."""
+        """The block before the next one, which the filter looks back to, and what has come behind it."""
 
     def hear(self, samples: Samples, rules: ServerVad) -> list[TurnEvent]:
         """Take more sound; the last two blocks wait for what comes behind them."""

@@ -56,7 +56,8 @@ NEEDS: dict[Endpoint, tuple[frozenset[str], ...]] = {
 class ServedParts(Frozen):
     """Components of every part of a model (none where a part is nothing here), and its tasks.
 
-    settings: options of components, of those that have some. `stand_in` says instead of what, where they are not the model's own.
+    settings: options of components, of those that have some. `stand_in` says instead of what, where they are
+    not the model's own.
     """
 
     parts: dict[str, tuple[str, ...]]

@@ -148,7 +148,5 @@ def read_parts_file(path: str | os.PathLike[str]) -> dict[str, ServedParts]:
         known = [component for names in parts.values() for component in names]
         tasks = _choose_tasks(document, name, entry.tasks, known)
         options = options_over(known) | entry.options
-        found[name] = ServedParts(
-            parts=parts, settings=settings, tasks=tasks, options=options
-        )
+        found[name] = ServedParts(parts=parts, settings=settings, tasks=tasks, options=options)
     return found

@@ -11,7 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-websockets = pytest.importorskip("websockets", reason="needs the extra 'serve'")
+pytest.importorskip("websockets", reason="needs the extra 'serve'")
+
+import websockets
 
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.api_keys import NewKey
@@ -22,7 +24,7 @@ from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.realtime.realtime_limits import RealtimeLimits
 from tests.runtime.gateway.graph_server import TEXT, ScriptedGraphServer
-from tests.runtime.gateway.harness import Bench, running
+from tests.runtime.gateway.harness import running
 
 HELLO: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
 
@@ -69,7 +71,9 @@ async def test_keys_and_their_limits_hold(tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path}/keys.db"
         books = await Accounts.open(url, journal=tmp_path / "journal", refresh_s=60)
         until.push_async_callback(books.close)
-        text, _ = await books.database.create_key(NewKey.parse({"name": "n", "requests_per_min": 1}))
+        text, _ = await books.database.create_key(
+            NewKey.parse({"name": "n", "requests_per_min": 1})
+        )
         await books.sync()
         settings = GatewaySettings(port=0, health=HealthSettings(enabled=False), admin_socket="")
         gateway = Gateway(pool, settings, accounts=books)
@@ -111,18 +115,19 @@ async def test_what_is_no_session_is_refused() -> None:
             # Fragments are one message, within its limit; beyond it the session ends.
             await first.send(["{", '"type": "input_audio_buffer.clear"', "}"])
             assert json.loads(await first.recv())["type"] == "input_audio_buffer.cleared"
+            await first.send("x" * 3000)
             with pytest.raises(websockets.exceptions.ConnectionClosedError) as closed:
-                await first.send("x" * 3000)
                 await first.recv()
             assert closed.value.rcvd.code == 1009
 
 
 async def test_a_gateway_that_stops_tells_its_sessions() -> None:
-    async with running([ScriptedGraphServer()]) as bench:
-        async with websockets.connect(f"ws://127.0.0.1:{bench.port}/v1/realtime?model=m") as client:
+    async with (
+        running([ScriptedGraphServer()]) as bench,
+        websockets.connect(f"ws://127.0.0.1:{bench.port}/v1/realtime?model=m") as client,
+    ):
+        await client.recv()
+        await bench.gateway.drain(5.0)
+        with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
             await client.recv()
-            await bench.gateway.drain(5.0)
-            with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
-                await client.recv()
-            assert closed.value.rcvd.code == 1001
-    assert isinstance(bench, Bench)
+        assert closed.value.rcvd.code == 1001
