@@ -49,7 +49,8 @@ class SeenPicture:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of its vectors."""
-        return self.embeds.shape
+        shape: tuple[int, ...] = self.embeds.shape
+        return shape
 
 
 class ChatInputs(ComponentParameters, kw_only=True, frozen=True):

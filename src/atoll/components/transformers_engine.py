@@ -2,8 +2,8 @@
 
 For models whose positions or layers have to know more of a picture than its vectors, which Atoll's own
 engine does not take: grids (M-RoPE), features for the first layers (deepstack), attention within a picture.
-What waits when a batch ends is the next batch. Tokens are chosen by the engine's own sampler, so the same request gives
-the same answer whatever it is batched with, up to rounding.
+What waits when a batch ends is the next batch. Tokens are chosen by the engine's own sampler, so the same
+request gives the same answer whatever it is batched with, up to rounding.
 """
 
 from __future__ import annotations

@@ -295,8 +295,7 @@ class Connection(AnswerWriter):
             self._refuse(cause)
         except httptools.HttpParserUpgrade as upgrade:
             # What is behind the request is in the other protocol; nothing is, of one that was refused.
-            if self._websocket is not None and (rest := data[upgrade.args[0] :]):
-                self._websocket.receive(rest)
+            self._pass_on(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "the request is not valid HTTP"))
         else:
@@ -465,6 +464,10 @@ class Connection(AnswerWriter):
         """Have a WebSocket take what comes from now on."""
         self._websocket = self.exchange = websocket
         self._received = 0
+
+    def _pass_on(self, data: bytes) -> None:
+        if data and self._websocket is not None:
+            self._websocket.receive(data)
 
     def linger(self) -> None:
         """Close once the client has read what was sent, or a moment later."""

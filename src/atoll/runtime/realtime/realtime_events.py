@@ -24,7 +24,7 @@ class PcmFormat(Struct, forbid_unknown_fields=True):
 
 
 class ServerVad(Struct, forbid_unknown_fields=True, frozen=True):
-    """How turns are found: speech of probability `threshold` or more, and silence of some length at the end."""
+    """How turns are found: speech of probability `threshold` or more, then silence of some length."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Meta(gt=0, lt=1)] = 0.5
@@ -185,13 +185,14 @@ _DECODER = msgspec.json.Decoder(ClientEvent)
 def read_event(text: str) -> ClientEvent:
     """Read what a client sent; what is wrong with it is an ApiError."""
     try:
-        return _DECODER.decode(text)
+        event: ClientEvent = _DECODER.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         said, _, where = str(error).partition(" - at `$.")
         param = where.rstrip("`") or None
         raise ApiError(
             400, f"{param}: {said}" if param else said, param=param, code="invalid_event"
         ) from error
+    return event
 
 
 class SessionSettings(Struct, frozen=True):
