@@ -176,6 +176,7 @@ def write_whisper(folder: Path) -> Any:
     model.generation_config.max_length = 12
     model.save_pretrained(folder)
     write_tokenizer(folder, VOCABULARY)
+    _name_tokens(folder)
     transformers.WhisperFeatureExtractor(feature_size=8).save_pretrained(folder)
     return model
 
@@ -202,6 +203,11 @@ def _add_marks(folder: Path, marks: tuple[str, ...]) -> None:
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     assert tokenizer.token_to_id(marks[0]) == IMAGE
     tokenizer.save(path)
+    _name_tokens(folder)
+
+
+def _name_tokens(folder: Path) -> None:
+    """Name the tokenizer's tokens as transformers reads them."""
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     settings["eos_token"] = settings["pad_token"] = settings["eos_token"]["content"]

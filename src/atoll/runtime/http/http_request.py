@@ -73,6 +73,13 @@ class Responder(Protocol):
         """Send again after `pause`: the client keeps up."""
 
 
+class Upgraded(Responder, Protocol):
+    """Takes what comes on a connection that speaks another protocol from now on."""
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes that came."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """How much of everything a connection accepts."""

@@ -12,7 +12,7 @@ import re
 from abc import abstractmethod
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import httptools
 
@@ -24,12 +24,10 @@ from atoll.runtime.http.http_request import (
     IncomingBody,
     Request,
     Responder,
+    Upgraded,
 )
 from atoll.runtime.http.listen_address import bind_private, cannot_listen, limit_unsent
 from atoll.runtime.openai import ApiError
-
-if TYPE_CHECKING:
-    from atoll.runtime.http.websocket import WebSocket
 
 __all__ = (
     "REQUEST_ID",
@@ -214,7 +212,7 @@ class Connection(AnswerWriter):
         """Those of them that count as taken memory."""
         self._deadline_s = app.loop.time() + app.deadlines.header_s
         self.exchange: Responder | None = None
-        self._websocket: WebSocket | None = None
+        self._websocket: Upgraded | None = None
         """Where bytes go once the connection is one."""
 
     # Transport
@@ -460,7 +458,7 @@ class Connection(AnswerWriter):
             raise ApiError(400, "upgrading the connection is not supported")
         request.upgrade = True
 
-    def upgrade(self, websocket: WebSocket) -> None:
+    def upgrade(self, websocket: Upgraded) -> None:
         """Have a WebSocket take what comes from now on."""
         self._websocket = self.exchange = websocket
         self._received = 0

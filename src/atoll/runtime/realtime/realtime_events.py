@@ -35,7 +35,7 @@ class ServerVad(Struct, forbid_unknown_fields=True, frozen=True):
     idle_timeout_ms: None = None
 
 
-class Transcription(Struct, forbid_unknown_fields=True):
+class HeardFields(Struct, forbid_unknown_fields=True):
     """Whether the client is told what was heard. The model hears by itself: names change nothing."""
 
     model: str | None = None
@@ -48,7 +48,7 @@ class InputFields(Struct, forbid_unknown_fields=True):
 
     format: PcmFormat | None = None
     turn_detection: ServerVad | UnsetType | None = UNSET
-    transcription: Transcription | UnsetType | None = UNSET
+    transcription: HeardFields | UnsetType | None = UNSET
     noise_reduction: None = None
 
 
@@ -111,44 +111,44 @@ class ItemFields(Struct, forbid_unknown_fields=True):
     status: Any = None
 
 
-class _Event(Struct, tag_field="type", forbid_unknown_fields=True):
+class _ClientMessage(Struct, tag_field="type", forbid_unknown_fields=True):
     event_id: str | None = None
 
 
-class SessionUpdate(_Event, tag="session.update", kw_only=True):
+class SessionUpdate(_ClientMessage, tag="session.update", kw_only=True):
     """Change the session."""
 
     session: SessionFields
 
 
-class AudioAppend(_Event, tag="input_audio_buffer.append", kw_only=True):
+class AudioAppend(_ClientMessage, tag="input_audio_buffer.append", kw_only=True):
     """Sound, in base64."""
 
     audio: str
 
 
-class AudioCommit(_Event, tag="input_audio_buffer.commit"):
+class AudioCommit(_ClientMessage, tag="input_audio_buffer.commit"):
     """Make a message of the sound that is held."""
 
 
-class AudioClear(_Event, tag="input_audio_buffer.clear"):
+class AudioClear(_ClientMessage, tag="input_audio_buffer.clear"):
     """Forget the sound that is held."""
 
 
-class ItemCreate(_Event, tag="conversation.item.create", kw_only=True):
+class ItemCreate(_ClientMessage, tag="conversation.item.create", kw_only=True):
     """Add a message."""
 
     item: ItemFields
     previous_item_id: _Id | None = None
 
 
-class ItemDelete(_Event, tag="conversation.item.delete", kw_only=True):
+class ItemDelete(_ClientMessage, tag="conversation.item.delete", kw_only=True):
     """Take a message out."""
 
     item_id: _Id
 
 
-class ItemTruncate(_Event, tag="conversation.item.truncate", kw_only=True):
+class ItemTruncate(_ClientMessage, tag="conversation.item.truncate", kw_only=True):
     """Say how much of a spoken answer was heard."""
 
     item_id: _Id
@@ -156,13 +156,13 @@ class ItemTruncate(_Event, tag="conversation.item.truncate", kw_only=True):
     content_index: Literal[0] = 0
 
 
-class ResponseCreate(_Event, tag="response.create"):
+class ResponseCreate(_ClientMessage, tag="response.create"):
     """Ask for an answer."""
 
     response: AnswerFields | None = None
 
 
-class ResponseCancel(_Event, tag="response.cancel"):
+class ResponseCancel(_ClientMessage, tag="response.cancel"):
     """Stop the answer under way."""
 
     response_id: _Id | None = None
