@@ -83,7 +83,8 @@ def test_three_parts_paint_what_the_pipeline_paints(tmp_path: Path) -> None:
             **SIZE,
         ).images[0]
         assert np.array_equal(np.asarray(picture), np.array(expected))
-    assert not np.array_equal(*painted)
+    first, second = (np.asarray(each) for each in painted)
+    assert not np.array_equal(first, second)
     # Two prompts of unlike lengths in one pass are what they are alone, up to rounding.
     prompts = [{"prompt": "the sea"}, {"prompt": "a ship and the word"}]
     read = ask(parts["qwen-image-text"], *prompts)

@@ -300,6 +300,36 @@ def test_without_turn_detection_the_client_commits() -> None:
     talk(scenario)
 
 
+def test_a_turn_that_interrupts_nothing_is_answered_afterwards() -> None:
+    async def scenario(client: Client) -> None:
+        turns = {"type": "server_vad", "interrupt_response": False}
+        session = {"type": "realtime", "audio": {"input": {"turn_detection": turns}}}
+        client.say("session.update", session=session)
+        client.server.hold.clear()
+        client.append(300, 0.9)
+        client.append(800)
+        await client.until("response.output_audio.delta")
+        client.append(300, 0.9)
+        client.append(800)
+        _, before = await client.until("input_audio_buffer.committed")
+        assert "response.done" not in before
+        client.server.hold.set()
+        for _ in range(2):
+            done, _ = await client.until("response.done")
+            assert done["response"]["status"] == "completed"
+        assert len(client.server.asked) == 2
+        # Sounds that nobody heard to the end go along; of many, the last ones.
+        sound = {"type": "input_audio", "audio": _sound(100)}
+        for _ in range(6):
+            client.say("conversation.item.create", item={"role": "user", "content": [sound]})
+        client.say("response.create")
+        await client.until("response.done")
+        parts = [p for m in client.server.asked[2]["messages"] for p in m["content"]]
+        assert sum(p["type"] == "input_audio" for p in parts if isinstance(p, dict)) == 4
+
+    talk(scenario)
+
+
 async def anyhow(client: Client) -> tuple[dict[str, Any], list[str]]:
     """Return the next error, whatever comes before it."""
     before: list[str] = []

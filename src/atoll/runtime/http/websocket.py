@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 GOING_AWAY, POLICY, INTERNAL = 1001, 1008, 1011
 """Codes of a close: the server stops; a limit was passed; the server failed."""
-_MAX_QUEUED = 1024
-"""Messages that wait to be read, at which the client has to."""
 _DRAINED_S = 30.0
 """So long a client may read nothing before it is given up."""
 
@@ -49,6 +47,9 @@ class WebSocket:
         self._writable.set()
         self._parts: list[bytes] = []
         self._ended = False
+        self._max_bytes = max_bytes
+        self._waiting = 0
+        """Characters of messages that were not taken yet; beyond `max_bytes` the client has to wait."""
         lines = [b"GET " + request.path + b" HTTP/1.1"]
         lines += [name + b": " + value for name, value in request.headers.items()]
         self._protocol.receive_data(b"\r\n".join([*lines, b"", b""]))
@@ -66,7 +67,8 @@ class WebSocket:
 
     async def _read(self) -> AsyncIterator[str]:
         while (message := await self._messages.get()) is not None:
-            if self._messages.qsize() < _MAX_QUEUED // 2:
+            self._waiting -= len(message)
+            if self._waiting <= self._max_bytes and not self._ended:
                 self._connection.transport.resume_reading()
             yield message
 
@@ -129,11 +131,13 @@ class WebSocket:
 
     def _take(self, data: bytes) -> None:
         try:
-            self._messages.put_nowait(data.decode())
+            message = data.decode()
         except UnicodeDecodeError:
             self.close(1007, "a message is not UTF-8")
             return
-        if self._messages.qsize() >= _MAX_QUEUED:
+        self._messages.put_nowait(message)
+        self._waiting += len(message)
+        if self._waiting > self._max_bytes:
             self._connection.transport.pause_reading()
 
     def _flush(self) -> None:

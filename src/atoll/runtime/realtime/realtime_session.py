@@ -53,7 +53,9 @@ _KEPT_MS = 1000
 _TEMPERATURE = 0.8
 """OpenAI's, of sessions."""
 _UNHEARD = 4
-"""Sounds sent with a question that no answer has heard to its end; older ones are left out."""
+"""Sounds that are held although no answer has heard them to its end; older ones are left out."""
+_MAX_CHARS = 2**21
+"""Of all that is written in a conversation."""
 
 
 class ClientSocket(Protocol):
@@ -190,6 +192,8 @@ class RealtimeSession:
         self._turn: tuple[str, int] | None = None
         """The item that is being said, and when it began."""
         self._response: _Response | None = None
+        self._owes = False
+        """Whether a turn ended while an answer was under way that it does not interrupt."""
         self._events = 0
 
     async def run(self) -> None:
@@ -313,10 +317,10 @@ class RealtimeSession:
         await self._send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=item_id)
         await self._add_sound(item_id, self._buffer.take(start_ms, end_ms))
         if self._settings.turns is not None and self._settings.turns.create_response:
-            # Where a turn may not interrupt, the answer to it comes after the one under way.
-            if self._response is not None and self._response.task is not None:
-                await asyncio.gather(self._response.task, return_exceptions=True)
-            await self._respond(None)
+            if self._response is None:
+                await self._respond(None)
+            else:
+                self._owes = True
 
     async def _commit(self) -> None:
         if len(self._buffer.data) < _MIN_COMMIT_MS * _BYTES_PER_MS:
@@ -360,12 +364,31 @@ class RealtimeSession:
             )
         if any(each.id == item.id for each in self._items):
             raise ApiError(400, f"item.id: {item.id} is there already", param="item.id")
+        if sum(len(text) for each in (*self._items, item) for text in each.texts) > _MAX_CHARS:
+            raise ApiError(
+                400,
+                f"a conversation has at most {_MAX_CHARS} characters; delete some items",
+                code="conversation_too_large",
+            )
         place = len(self._items) if place is None else place
         self._items.insert(place, item)
+        self._unheard()
         told = {"previous_item_id": self._items[place - 1].id if place else None}
         await self._send("conversation.item.added", **told, item=item.shown())
         if item.status == "completed":
             await self._send("conversation.item.done", **told, item=item.shown())
+
+    def _unheard(self) -> list[tuple[_Item, int]]:
+        """Return sounds that no answer has heard to its end, and forget the oldest of too many."""
+        found = [
+            (item, place)
+            for item in self._items
+            for place, sound in enumerate(item.sounds)
+            if sound is not None
+        ]
+        for item, place in found[:-_UNHEARD]:
+            item.sounds[place] = None
+        return found[-_UNHEARD:]
 
     def _find(self, item_id: str) -> _Item:
         for item in self._items:
@@ -416,15 +439,7 @@ class RealtimeSession:
         settings = self._settings if fields is None else self._settings.changed(fields)
         item = _Item(_name("item"), "assistant", [""], [None], "in_progress")
         item.is_spoken = settings.speaks
-        unheard = [
-            (each, place)
-            for each in self._items
-            for place, sound in enumerate(each.sounds)
-            if sound is not None
-        ]
-        for each, place in unheard[:-_UNHEARD]:
-            each.sounds[place] = None
-        response = _Response(_name("resp"), item, settings, unheard[-_UNHEARD:])
+        response = _Response(_name("resp"), item, settings, self._unheard())
         body = self._body(settings)
         await self._send("response.created", response=self._shown(response, "in_progress"))
         await self._add(item)
@@ -560,6 +575,12 @@ class RealtimeSession:
             before = self._items[place - 1].id if place else None
             await self._send("conversation.item.done", previous_item_id=before, item=shown)
         await self._send("response.done", response=self._shown(response, status, details))
+        if self._owes and self._response is None:
+            self._owes = False
+            try:
+                await self._respond(None)
+            except ApiError as error:
+                await self._send_error(error)
 
     def _shown(
         self, response: _Response, status: str, details: dict[str, Any] | None = None
