@@ -53,7 +53,9 @@ async def answer(component: TransformersChat, content: list[Any], **more: Any) -
         for part in content
     ]
     inputs = {"messages": [{"role": "user", "content": parts}], "temperature": 0.0} | more
-    *pieces, done = [piece async for piece in component.stream({"max_tokens": LENGTH} | inputs)]
+    stream = component.stream({"max_tokens": LENGTH} | inputs)
+    pieces: list[Any] = [piece async for piece in stream]
+    done = pieces.pop()
     assert isinstance(done, Done)
     return [token for piece in pieces for token in piece["token_ids"]], done.value
 

@@ -51,7 +51,8 @@ class LoudEar:
     """Takes everything loud for speech."""
 
     def feed(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.abs(samples.reshape(-1, 512)).max(axis=1)
+        loudest: NDArray[np.float32] = np.abs(samples.reshape(-1, 512)).max(axis=1)
+        return loudest
 
 
 class Server:

@@ -174,6 +174,7 @@ class SmolLm2(EngineChat):
     """
 
     name: ClassVar[str] = "smollm2"
+    engine: LocalEngine
 
     @classmethod
     def load(cls, setup: Setup) -> Self:
