@@ -30,7 +30,6 @@ class WebSocket:
     ) -> None:
         """Answer the handshake; ApiError where it is none. max_bytes: of one message."""
         try:
-            from websockets.exceptions import NegotiationError
             from websockets.server import ServerProtocol
         except ImportError as error:
             raise MissingDependencyError("websockets", "serve", needed_for="realtime") from error
@@ -40,7 +39,6 @@ class WebSocket:
             return subprotocol if subprotocol in offered else None
 
         self._protocol = ServerProtocol(max_size=max_bytes, select_subprotocol=choose)
-        self._negotiation = NegotiationError
         self._connection = connection
         self._messages: asyncio.Queue[str | None] = asyncio.Queue()
         self._writable = asyncio.Event()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from atoll.components.base import Setup
+from atoll.core.errors import MissingDependencyError
 from atoll.runtime.http.http_client import stream_lines
 from atoll.runtime.http.websocket import GOING_AWAY, WebSocket
 from atoll.runtime.openai import ApiError
@@ -55,9 +56,12 @@ class RealtimeHost:
                 code="overloaded",
                 retry_after_s=5,
             )
-        socket = WebSocket(
-            connection, request, max_bytes=self.limits.message_bytes, subprotocol="realtime"
-        )
+        try:
+            socket = WebSocket(
+                connection, request, max_bytes=self.limits.message_bytes, subprotocol="realtime"
+            )
+        except MissingDependencyError as error:
+            raise ApiError(501, str(error), kind="server_error") from error
         key = request.headers.get(b"authorization", b"").decode("latin-1")
         bearer = key[7:].strip() if key[:7].lower() == "bearer " else None
 
