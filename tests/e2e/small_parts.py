@@ -105,7 +105,9 @@ class SmallMind(StreamComponent):
         for message in inputs["messages"]:
             content = message["content"]
             for part in [content] if isinstance(content, str) else content:
-                held = part if isinstance(part, str) else part.get("text", part.get("embeds"))
+                held = part if isinstance(part, str) else part.get("text")
+                if held is None:
+                    held = part["embeds"]["embeds"]
                 data = held.encode() if isinstance(held, str) else np.asarray(held).tobytes()
                 total = zlib.crc32(data, total)
         most = min(inputs.get("max_tokens") or _LENGTH, _LENGTH)

@@ -11,6 +11,7 @@ import json
 import secrets
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
 from typing import Any
 
 import openai
@@ -31,6 +32,8 @@ from tests.e2e.media_fleet import (
 pytestmark = pytest.mark.engine
 SAID = "The quick brown fox jumps over the lazy dog."
 WORDS = ("quick", "brown", "fox", "lazy", "dog")
+REALTIME = find_spec("websockets") is not None
+"""OpenAI's SDK speaks `/v1/realtime` by that package."""
 GROWTH_BYTES = 200 * 2**20
 
 
@@ -232,11 +235,13 @@ async def _with_keys(fleet: MediaFleet, sound: bytes) -> None:
             spoken = await sdk.audio.speech.create(
                 model=MODEL, voice="heart", input="Hello.", response_format="pcm"
             )
+            if REALTIME:
+                await _talk(sdk, sound[44:])
         for _ in range(200):
             await accounts.sync()
             async with database.reading() as connection:
                 rows = list(await connection.execute(sa.select(schema.operations)))
-            if len(rows) == 3:
+            if len(rows) == 3 + REALTIME:
                 break
             await asyncio.sleep(0.05)
     finally:
@@ -248,7 +253,40 @@ async def _with_keys(fleet: MediaFleet, sound: bytes) -> None:
     counted = sorted((row.audio_ms, row.speech_ms, row.image_pixels) for row in rows)
     assert counted[0] == (0, 0, 128 * 128)
     assert counted[1] == (0, pytest.approx(spoken_ms, abs=2), 0)
-    assert counted[2] == (pytest.approx(heard_ms, abs=2), 0, 0)
+    heard_alone = [each for each in counted if each[0] and not each[1]]
+    assert heard_alone == [(pytest.approx(heard_ms, abs=2), 0, 0)]
+    # A turn of a conversation is a chat: heard from a little before the first word on, and spoken.
+    talked = [each for each in counted if each[0] and each[1]]
+    assert len(talked) == REALTIME
+    assert all(heard_ms / 2 < each[0] < heard_ms + 1500 for each in talked)
+
+
+async def _talk(sdk: openai.AsyncOpenAI, sound: bytes) -> None:
+    """Say something in a session: its end is noticed, what was said is heard and answered aloud."""
+    settings: Any = {
+        "type": "realtime",
+        "max_output_tokens": 12,
+        "audio": {"input": {"transcription": {"model": MODEL}}},
+    }
+    came = sound + bytes(2 * 24_000)
+    async with sdk.realtime.connect(model=MODEL) as session:
+        await session.session.update(session=settings)
+        for at in range(0, len(came), 9600):
+            audio = base64.b64encode(came[at : at + 9600]).decode()
+            await session.input_audio_buffer.append(audio=audio)
+        seen: dict[str, Any] = {}
+        async with asyncio.timeout(120):
+            async for event in session:
+                assert event.type != "error", event
+                seen[event.type] = event
+                if event.type == "response.done":
+                    break
+    heard = seen["conversation.item.input_audio_transcription.completed"].transcript.lower()
+    assert all(word in heard for word in WORDS), heard
+    assert seen["response.done"].response.status in ("completed", "incomplete")
+    said = seen["response.output_audio_transcript.done"].transcript
+    assert said
+    assert len(base64.b64decode(seen["response.output_audio.delta"].delta)) > 2_000
 
 
 def nothing_bad_gets_in(fleet: MediaFleet) -> None:

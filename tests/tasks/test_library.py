@@ -126,7 +126,7 @@ def test_the_assistant_hears_sees_thinks_and_speaks() -> None:
     system, user, heard = asked["messages"]
     assert system == {"role": "system", "content": "Be brief."}
     assert heard == {"role": "user", "content": "heard two"}
-    kinds = [part.get("text") or name_of(part["embeds"]) for part in user["content"]]
+    kinds = [part.get("text") or name_of(part["embeds"]["embeds"]) for part in user["content"]]
     assert kinds == ["Look:", "ecat", "heard one", "ef1", "ef2"]
     assert [given["voice"] for given in echo.inputs("hibari")] == ["heart", "heart"]
     assert done.rounds == 1  # nothing is looked at

@@ -22,6 +22,7 @@ _MAX_PARTS = 1024
 _MAX_CHARS = 2**24
 _MAX_STOPS = 64
 _MAX_RESUMED = 2**20
+_MAX_SIDE = 2**16
 _NAMES = frozenset({"messages", "resume", *(each.name for each in COMPONENT_PARAMETERS)})
 
 
@@ -33,12 +34,32 @@ class AnswerSoFar:
     token_ids: tuple[int, ...] | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenPicture:
+    """A picture as an encoder gives it: its vectors, and what else the model's layers have to know of them.
+
+    embeds: float32 [count, width]. grid: frames, height and width, in patches. deepstack: float32 [layers,
+    count, width], added to what the first layers give.
+    """
+
+    embeds: np.ndarray[Any, Any]
+    grid: tuple[int, int, int] | None = None
+    deepstack: np.ndarray[Any, Any] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its vectors."""
+        shape: tuple[int, ...] = self.embeds.shape
+        return shape
+
+
 class ChatInputs(ComponentParameters, kw_only=True, frozen=True):
     """A conversation and how to answer it, with OpenAI's defaults, as the engine takes them.
 
     messages: role and content; the content is a text, or a list of texts and of float32 arrays [count,
-    width]; of a component that obeys tools, calls and results, too. max_tokens: None for as many as there is
-    room for. stop: texts that end the answer. form: those of `ANSWER_FIELDS` that are given.
+    width], or of `SeenPicture` for components that take them; of a component that obeys tools, calls and
+    results, too. max_tokens: None for as many as there is room for. stop: texts that end the answer. form:
+    those of `ANSWER_FIELDS` that are given.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -77,10 +98,13 @@ def parts_of(message: Mapping[str, Any]) -> list[Any]:
     return content if isinstance(content, list) else [content]
 
 
-def read_chat(inputs: Inputs, obeys: Collection[str] = ()) -> ChatInputs:
+def read_chat(
+    inputs: Inputs, obeys: Collection[str] = (), *, takes_pictures: bool = False
+) -> ChatInputs:
     """Check what one invocation brings; what is wrong is a BadInputError that names it.
 
-    `obeys` is the component's: what is in `form` is as the client sent it.
+    `obeys` is the component's: what is in `form` is as the client sent it. `takes_pictures`: whether it takes
+    more of a picture than its vectors.
     """
     known = _NAMES | {name for name, of in ANSWER_FIELDS.items() if of in obeys}
     unknown = sorted(set(inputs) - known)
@@ -91,7 +115,9 @@ def read_chat(inputs: Inputs, obeys: Collection[str] = ()) -> ChatInputs:
         for each in COMPONENT_PARAMETERS
     }
     return ChatInputs(
-        messages=_messages(inputs.get("messages"), _CALLS if "tools" in obeys else ()),
+        messages=_messages(
+            inputs.get("messages"), _CALLS if "tools" in obeys else (), takes_pictures
+        ),
         resume=_resume(inputs.get("resume")),
         form={name: inputs[name] for name in ANSWER_FIELDS if inputs.get(name) is not None},
         **given,
@@ -102,13 +128,20 @@ _CALLS = ("tool_calls", "tool_call_id", "name")
 """Fields of messages that tell of calls and their results."""
 
 
-def _messages(value: Any, calls: Collection[str]) -> tuple[dict[str, Any], ...]:
+def _messages(
+    value: Any, calls: Collection[str], takes_pictures: bool
+) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= _MAX_MESSAGES:
         raise BadInputError(f"give a list of 1 to {_MAX_MESSAGES} messages", "messages")
-    return tuple(_message(message, f"messages[{i}]", calls) for i, message in enumerate(value))
+    return tuple(
+        _message(message, f"messages[{i}]", calls, takes_pictures)
+        for i, message in enumerate(value)
+    )
 
 
-def _message(value: Any, where: str, calls: Collection[str]) -> dict[str, Any]:
+def _message(
+    value: Any, where: str, calls: Collection[str], takes_pictures: bool
+) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise BadInputError("a message has a role and a content", where)
     role, content = value.get("role"), value.get("content")
@@ -122,14 +155,14 @@ def _message(value: Any, where: str, calls: Collection[str]) -> dict[str, Any]:
     if content is None and "tool_calls" in told:
         content = ""
     if isinstance(content, list):
-        content = _parts(content, f"{where}.content")
+        content = _parts(content, f"{where}.content", takes_pictures)
     elif not isinstance(content, str) or len(content) > _MAX_CHARS:
         raise BadInputError("a content is a text or a list of parts", f"{where}.content")
     return {"role": role, "content": content, **told}
 
 
-def _parts(content: list[Any], where: str) -> str | list[Any]:
-    """Return parts as texts and arrays, or as one text where there are no arrays."""
+def _parts(content: list[Any], where: str, takes_pictures: bool) -> str | list[Any]:
+    """Return parts as texts and vectors, or as one text where there are no vectors."""
     if len(content) > _MAX_PARTS:
         raise BadInputError(f"a message has at most {_MAX_PARTS} parts", where)
     parts: list[Any] = []
@@ -141,10 +174,46 @@ def _parts(content: list[Any], where: str) -> str | list[Any]:
                 raise BadInputError(f"a text has at most {_MAX_CHARS} characters", place)
             parts.append(part["text"])
         elif kind == "embeds":
-            parts.append(_vectors(part.get("embeds"), f"{place}.embeds"))
+            seen = _picture(part.get("embeds"), f"{place}.embeds")
+            if takes_pictures:
+                parts.append(seen)
+                continue
+            for name in ("grid", "deepstack"):
+                if getattr(seen, name) is not None:
+                    raise BadInputError(
+                        f"this model reads vectors alone and cannot take {name}",
+                        f"{place}.embeds.{name}",
+                    )
+            parts.append(seen.embeds)
         else:
             raise BadInputError("this model reads parts of type text and embeds", place)
     return "".join(parts) if all(isinstance(part, str) for part in parts) else parts
+
+
+def _picture(value: Any, where: str) -> SeenPicture:
+    """Return vectors, given as they are or as an encoder's whole output."""
+    if not isinstance(value, Mapping):
+        return SeenPicture(_vectors(value, where))
+    unknown = sorted(set(value) - {"embeds", "grid", "deepstack"})
+    if unknown:
+        raise BadInputError("known are embeds, grid and deepstack", f"{where}.{unknown[0]}")
+    embeds = _vectors(value.get("embeds"), f"{where}.embeds")
+    grid, deepstack = value.get("grid"), value.get("deepstack")
+    if grid is not None and not (
+        isinstance(grid, list)
+        and len(grid) == 3
+        and all(type(side) is int and 1 <= side <= _MAX_SIDE for side in grid)
+    ):
+        raise BadInputError("give frames, height and width, in patches", f"{where}.grid")
+    if deepstack is not None:
+        if not isinstance(deepstack, np.ndarray) or deepstack.ndim != 3 or not len(deepstack):
+            raise BadInputError("give an array [layers, count, width]", f"{where}.deepstack")
+        deepstack = np.stack([_vectors(layer, f"{where}.deepstack") for layer in deepstack])
+        if deepstack.shape[1:] != embeds.shape:
+            raise BadInputError(
+                f"its vectors have to be {list(embeds.shape)}, as embeds", f"{where}.deepstack"
+            )
+    return SeenPicture(embeds, None if grid is None else (grid[0], grid[1], grid[2]), deepstack)
 
 
 def _vectors(value: Any, where: str) -> np.ndarray[Any, Any]:

@@ -15,10 +15,17 @@ COMPONENTS: dict[str, str] = {
     "moonshine-encoder": "atoll.components.moonshine:MoonshineEncoder",
     "openai-chat": "atoll.runtime.executor.openai_chat:OpenAiChat",
     "pp-ocr": "atoll.components.pp_ocr:PpOcr",
+    "qwen-image-dit": "atoll.components.qwen_image:QwenImageDit",
+    "qwen-image-text": "atoll.components.qwen_image:QwenImageText",
+    "qwen-image-vae": "atoll.components.qwen_image:QwenImageVae",
     "silero-vad": "atoll.components.silero:SileroVad",
     "smollm2": "atoll.runtime.executor.smollm2:SmolLm2",
     "smollm2-vision": "atoll.components.smollm2_vision:SmolLm2Vision",
     "terrain-diffusion": "atoll.components.terrain_diffusion:TerrainDiffusion",
+    "transformers-chat": "atoll.runtime.executor.transformers_chat:TransformersChat",
+    "transformers-vision": "atoll.components.transformers_vision:TransformersVision",
+    "whisper-decoder": "atoll.components.whisper:WhisperDecoder",
+    "whisper-encoder": "atoll.components.whisper:WhisperEncoder",
 }
 """Where the class of each component is: "module:Class". Components of others are named the same way."""
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
 from atoll.components.component_weights import SILERO
-from atoll.components.onnx import OnnxModel
+from atoll.components.onnx import NeuralNetwork, OnnxModel
 from atoll.components.sound import Samples, read_sound, resample
 from atoll.core.errors import InputError
 
@@ -149,18 +149,35 @@ class SileroVad(BatchComponent):
 
     def probabilities(self, samples: Samples) -> NDArray[np.float32]:
         """Return the probability of speech in each 32 ms of a sound at 16 kHz; the last are filled up."""
-        count = -(-samples.size // FRAME)
-        # Silence stands before the first frame, which has no context, and fills up the last.
-        padded = np.zeros(_CONTEXT + count * FRAME, np.float32)
-        padded[_CONTEXT : _CONTEXT + samples.size] = samples
+        padded = np.zeros(-(-samples.size // FRAME) * FRAME, np.float32)
+        padded[: samples.size] = samples
+        return self.listen().feed(padded)
+
+    def listen(self) -> VoiceStream:
+        """Begin to hear a sound that comes in pieces."""
+        return VoiceStream(self._model)
+
+
+class VoiceStream:
+    """A sound at 16 kHz in pieces, with what the model remembers from one to the next."""
+
+    def __init__(self, model: NeuralNetwork) -> None:
+        self._model = model
+        self._hidden = self._cell = np.zeros(_STATE, np.float32)
+        # Silence stands before the first frame, which has no context.
+        self._context = np.zeros(_CONTEXT, np.float32)
+
+    def feed(self, samples: Samples) -> NDArray[np.float32]:
+        """Return the probability of speech in each frame of the next piece, which are whole frames."""
+        padded = np.concatenate([self._context, samples])
+        self._context = padded[padded.size - _CONTEXT :]
         windows = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + FRAME)[::FRAME]
-        hidden = cell = np.zeros(_STATE, np.float32)
         found: list[NDArray[np.float32]] = []
         # The state goes from block to block, so the result is that of a single call.
-        for start in range(0, count, _BLOCK):
+        for start in range(0, samples.size // FRAME, _BLOCK):
             block = np.ascontiguousarray(windows[start : start + _BLOCK])
-            values, hidden, cell = self._model.run(
-                {"input": block, "h": hidden, "c": cell}, ["speech_probs", "hn", "cn"]
+            values, self._hidden, self._cell = self._model.run(
+                {"input": block, "h": self._hidden, "c": self._cell}, ["speech_probs", "hn", "cn"]
             )
             found.append(values)
         return np.concatenate(found)

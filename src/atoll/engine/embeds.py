@@ -77,6 +77,19 @@ class PromptEmbeds:
         return tokens
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FramedVectors:
+    """Vectors with text around them that the chat template is not to see, which might trim it."""
+
+    rows: Rows
+    before: str
+    after: str
+
+    def __len__(self) -> int:
+        """How many vectors there are."""
+        return len(self.rows)
+
+
 def marked(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the positions at which vectors stand."""
     return np.flatnonzero(tokens < 0)

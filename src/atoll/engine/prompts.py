@@ -6,9 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from atoll.engine.embeds import PromptEmbeds, join_pieces
+from atoll.engine.embeds import FramedVectors, PromptEmbeds, join_pieces
 from atoll.engine.engine_errors import EngineError, TextTooLongError
 from atoll.engine.text import TextCodec
 
@@ -24,13 +22,13 @@ def chat_prompt(
 ) -> tuple[list[int], PromptEmbeds | None]:
     """Return the tokens of a conversation in the model's own format, and the vectors among them.
 
-    The content of a message is a text, or a list of texts and arrays [count, width], in order. Text on
-    either side of an array is tokenised on its own, as on either side of a special token. `max_tokens` as
-    in `TextCodec.encode`; vectors count. `more` is for the chat template.
+    The content of a message is a text, or a list of texts and arrays [count, width] (or `FramedVectors`), in
+    order. Text on either side of an array is tokenised on its own, as on either side of a special token.
+    `max_tokens` as in `TextCodec.encode`; vectors count. `more` is for the chat template.
     """
     # Nobody can know the names, so no text of a message is taken for one.
     nonce = secrets.token_hex(16)
-    arrays: list[np.ndarray[Any, Any]] = []
+    arrays: list[Any] = []
     plain = [_with_names(message, nonce, arrays) for message in messages]
     vectors = sum(len(array) for array in arrays)
     if max_tokens is not None and vectors > max_tokens:
@@ -44,6 +42,8 @@ def chat_prompt(
         before, name, rest = rest.partition(_name(nonce, number))
         if not name or nonce in before:
             raise EngineError("the chat template does not take vectors where they stand")
+        if isinstance(array, FramedVectors):
+            before, rest, array = before + array.before, array.after + rest, array.rows
         pieces += [codec.encode(before, special=False, max_tokens=max_tokens), array]
     if nonce in rest:
         raise EngineError("the chat template does not take vectors where they stand")
@@ -51,9 +51,7 @@ def chat_prompt(
     return join_pieces(pieces)
 
 
-def _with_names(
-    message: Mapping[str, Any], nonce: str, arrays: list[np.ndarray[Any, Any]]
-) -> Mapping[str, Any]:
+def _with_names(message: Mapping[str, Any], nonce: str, arrays: list[Any]) -> Mapping[str, Any]:
     """Return the message with its content in one text, in which names stand for arrays."""
     content = message.get("content")
     if not isinstance(content, list):

@@ -9,6 +9,7 @@ Begin with `gateway`: the top of `gateway.app` tells what happens to a request. 
     instance     an endpoint of Atoll's stage engine
     graph_server endpoints of any-to-any models; `executor` runs their components
     media        pictures, sound and video from strangers
+    realtime     speech in and out over a WebSocket
     supervise    processes that are kept running; `endpoints` those of a plan
     local        a plan on this machine; `task_fleet` one with executors
 

@@ -162,6 +162,34 @@ def test_given_parts_must_be_all_parts_and_known_components(tmp_path: Path) -> N
         read_parts_file(path)
 
 
+def test_parts_may_be_those_of_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "parts.yaml"
+    path.write_text(
+        "services: {assistant: {parts: {llm: {transformers-chat: {model: /m, max_batch: 4}},"
+        " vision: {transformers-vision: {model: /m}}, audio: [whisper-encoder, whisper-decoder],"
+        " speech: []}}}\n"
+    )
+    given = read_parts_file(path)
+    served = given["assistant"]
+    assert set(served.tasks) == {"chat", "transcriptions"}
+    assert served.options == {
+        "think": "transformers-chat",
+        "see": "transformers-vision",
+        "hear_encoder": "whisper-encoder",
+        "hear_decoder": "whisper-decoder",
+    }
+    way = _path("text", ("llm", {"mind-0": 1.0}))
+    plan = _plan(_executor("mind-0", "llm"), _executor("eyes-0", "vision+audio"), paths=(way,))
+    executors = deployment_of(plan, ["assistant"], given).executors
+    mind, eyes = sorted(executors, key=lambda each: each.id, reverse=True)
+    assert mind.components == {"transformers-chat": {"model": "/m", "max_batch": 4}}
+    assert eyes.components == {
+        "transformers-vision": {"model": "/m"},
+        "whisper-encoder": {},
+        "whisper-decoder": {},
+    }
+
+
 def test_a_tasks_file_names_executors_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "tasks.yaml"
     path.write_text(

@@ -1,12 +1,12 @@
-"""A language model by Atoll's own engine, inside this process; SmolLM2 unless another is named."""
+"""Language models by an engine inside this process: Atoll's own, with SmolLM2 unless another is named."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from atoll.components.base import BadInputError, Done, Inputs, Output, Setup, StreamComponent
 from atoll.components.chat_inputs import ChatInputs, read_chat
@@ -14,7 +14,7 @@ from atoll.core.errors import UsageError
 from atoll.core.request_parameters import InstanceParameters, SamplingParams, engine_values
 from atoll.engine.engine_errors import TextTooLongError
 from atoll.engine.local_pipeline import LocalEngine
-from atoll.engine.scheduler_core import GenerateRequest
+from atoll.engine.scheduler_core import GenerateRequest, TokenEvent
 from atoll.engine.text import TextCodec
 from atoll.engine.weights.sources import DEFAULT_MODEL
 from atoll.runtime.instance.answer_forms import check_form, guide_calls, read_form
@@ -32,37 +32,32 @@ _LONG_CHARS = 2**14
 """Longer conversations are tokenised in a thread, so that no stream waits meanwhile."""
 
 
-class SmolLm2(StreamComponent):
-    """Chats, in batches as the engine makes them; messages may hold vectors in place of text.
+class ChatEngine(Protocol):
+    """A language model that runs in this process."""
 
-    Options: model (a folder, a GGUF file, hf:// or pypi://, see `atoll.engine.weights.sources`), dtype,
-    kv_bytes (room for KV caches), max_length (positions of prompt and answer together).
-    """
+    codec: TextCodec
+    max_length: int
 
-    name: ClassVar[str] = "smollm2"
+    async def start(self) -> None:
+        """Begin to serve, in the running loop."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenEvent]:
+        """Stream an answer; left early, it is cancelled. EngineError if it cannot be given."""
+        ...
+
+    async def close(self) -> None:
+        """End what runs."""
+
+
+class EngineChat(StreamComponent):
+    """Chats by an engine in this process; messages may hold vectors in place of text."""
+
     obeys: ClassVar[frozenset[str]] = frozenset({"tools", "response_format", "logprobs"})
+    takes_pictures: ClassVar[bool] = False
+    """Whether it takes more of a picture than its vectors."""
 
-    def __init__(self, engine: LocalEngine) -> None:
+    def __init__(self, engine: ChatEngine) -> None:
         self.engine = engine
-
-    @classmethod
-    def load(cls, setup: Setup) -> Self:
-        """Fetch and load the model."""
-        unknown = sorted(set(setup.options or {}) - set(_OPTIONS))
-        if unknown:
-            raise UsageError(
-                f"unknown option {unknown[0]!r}", field=cls.name, hint=f"use {', '.join(_OPTIONS)}"
-            )
-        return cls(
-            LocalEngine(
-                setup.option("model", DEFAULT_MODEL),
-                device=setup.device,
-                threads=setup.threads,
-                dtype=setup.option("dtype", "float32"),
-                kv_bytes=setup.option("kv_bytes", _KV_BYTES),
-                max_length=setup.option("max_length"),
-            )
-        )
 
     def example(self) -> Inputs:
         """Return a question of a word, to be answered with one token."""
@@ -85,7 +80,7 @@ class SmolLm2(StreamComponent):
 
         Pieces have "tool_calls" and "logprobs", as OpenAI writes them in a stream, where they were asked for.
         """
-        asked = read_chat(inputs, self.obeys)
+        asked = read_chat(inputs, self.obeys, takes_pictures=self.takes_pictures)
         # What has a form is compiled first, which takes as long as a long prompt.
         if asked.chars > _LONG_CHARS or asked.form:
             choice = await asyncio.to_thread(self._prepare, asked)
@@ -99,10 +94,7 @@ class SmolLm2(StreamComponent):
                 said.append(owed.text)
                 yield _piece(owed)
         else:
-            request = GenerateRequest(
-                choice.prompt, choice.sampling, generated=choice.generated, embeds=choice.embeds
-            )
-            events = self.engine.generate(request)
+            events = self.engine.generate(self.request(asked, choice))
             async with contextlib.aclosing(events):  # type: ignore[type-var]
                 async for event in events:
                     delta = answer.add(event)
@@ -120,6 +112,16 @@ class SmolLm2(StreamComponent):
                 "completion_tokens": answer.completion_tokens,
             }
         )
+
+    def request(self, asked: ChatInputs, choice: ChoiceRequest) -> GenerateRequest:  # noqa: ARG002
+        """Return what the engine is asked for."""
+        return GenerateRequest(
+            choice.prompt, choice.sampling, generated=choice.generated, embeds=choice.embeds
+        )
+
+    def messages(self, asked: ChatInputs) -> Sequence[dict[str, Any]]:
+        """Return the messages with vectors where the prompt has them."""
+        return asked.messages
 
     def _prepare(self, asked: ChatInputs) -> ChoiceRequest:
         try:
@@ -139,7 +141,7 @@ class SmolLm2(StreamComponent):
         wanted = read_form(InstanceParameters(), asked.form.get("response_format") or {})
         if use is not None and calls is not None:
             wanted = guide_calls(wanted, use, calls)
-        prompt, embeds = tell_conversation(asked.messages, codec, max_length, use, calls)
+        prompt, embeds = tell_conversation(self.messages(asked), codec, max_length, use, calls)
         room = max_length - len(prompt)
         if room < 1:
             raise BadInputError(
@@ -162,6 +164,36 @@ class SmolLm2(StreamComponent):
         # Whoever goes on with an answer has the calls in it that its tokens make.
         made = CallAnswer(calls, codec, sampling, asked.stop, generated).take_owed().calls
         return replace(choice, shown_calls=tuple((c.name or "", c.arguments) for c in made))
+
+
+class SmolLm2(EngineChat):
+    """Chats by Atoll's own engine, in batches as that makes them.
+
+    Options: model (a folder, a GGUF file, hf:// or pypi://, see `atoll.engine.weights.sources`), dtype,
+    kv_bytes (room for KV caches), max_length (positions of prompt and answer together).
+    """
+
+    name: ClassVar[str] = "smollm2"
+    engine: LocalEngine
+
+    @classmethod
+    def load(cls, setup: Setup) -> Self:
+        """Fetch and load the model."""
+        unknown = sorted(set(setup.options or {}) - set(_OPTIONS))
+        if unknown:
+            raise UsageError(
+                f"unknown option {unknown[0]!r}", field=cls.name, hint=f"use {', '.join(_OPTIONS)}"
+            )
+        return cls(
+            LocalEngine(
+                setup.option("model", DEFAULT_MODEL),
+                device=setup.device,
+                threads=setup.threads,
+                dtype=setup.option("dtype", "float32"),
+                kv_bytes=setup.option("kv_bytes", _KV_BYTES),
+                max_length=setup.option("max_length"),
+            )
+        )
 
 
 def _piece(delta: ChoiceDelta) -> dict[str, Any]:

@@ -5,8 +5,9 @@ What happens to a request, in order:
 1. It arrives. `http_server` reads it from a connection, within limits and deadlines, and hands it whole to
    `Gateway.handle`, which gives it an id and a trace and looks at its path: a model is asked (2),
    perhaps in another dialect, which is translated at once and on the way back (`dialects`),
-   `/services/NAME` goes to a node as it is (`service_proxy`, which shares steps 4 and 5), and everything
-   else the gateway answers by itself (`gateway_pages`; for those who run it, also through `admin`).
+   `/services/NAME` goes to a node as it is (`service_proxy`, which shares steps 4 and 5), `/v1/realtime`
+   becomes a session, whose answers come back here as requests (`runtime.realtime`), and everything else the
+   gateway answers by itself (`gateway_pages`; for those who run it, also through `admin`).
 2. It is let in. Its key is checked (`accounts`), its body is read and checked in one pass (`openai`; `form`
    where it brings a file; `content` for what is no text), and a gateway that is full or stopping refuses
    it. From here on it is a `relay.Relay`, or a `media_relay.MediaRelay` if its answer is no text.
@@ -95,6 +96,7 @@ from atoll.runtime.openai import (
 )
 from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
+from atoll.runtime.realtime.realtime_host import REALTIME, RealtimeHost
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
 from atoll.telemetry.spans import child_of, new_trace
 from atoll.telemetry.usage_record import OnUsage
@@ -126,6 +128,8 @@ class Gateway(Application):
     fast.
     """
 
+    upgrades = frozenset({REALTIME})
+
     def __init__(
         self,
         pool: BackendPool,
@@ -150,6 +154,7 @@ class Gateway(Application):
         self.metrics = GatewayMetrics(pool)
         self.relays: set[Relay] = set()
         self.service_proxies: set[ServiceProxy] = set()
+        self.realtime = RealtimeHost(chosen.realtime)
         self.queue = RequestQueue()
         self.deaths = DeathBook()
         self.started_s = time.time()
@@ -188,6 +193,7 @@ class Gateway(Application):
         """Take new settings; where to listen stays as it was."""
         self.settings = settings
         self.limits = settings.limits
+        self.realtime.limits = settings.realtime
         self._media_limits = settings.media
         self._cors = None if settings.cors is None else CorsHeaders(settings.cors)
         self._streams = None if settings.streams is None else KeptStreams(settings.streams)
@@ -225,6 +231,7 @@ class Gateway(Application):
         # going.
         self._tick()
         host, port = await self.listen(self.settings.host, self.settings.port, backlog=_BACKLOG)
+        self.realtime.listens_at(host, port)
         try:
             await self._admin.open(self.settings, port)
         except BaseException:
@@ -249,6 +256,7 @@ class Gateway(Application):
         self.draining = True
         self.stop_listening()
         self.live.close()
+        self.realtime.close()
         # Idle connections close now, the others after the answer they wait for.
         for connection in list(self.connections):
             connection.finish_up()
@@ -340,6 +348,8 @@ class Gateway(Application):
             elif request.path in DIALECTS:
                 with self._numbered(connection, request) as kept:
                     self._translate(connection, request, DIALECTS[request.path], kept)
+            elif request.upgrade:
+                self._open_session(connection, request)
             elif request.path.startswith(b"/services/"):
                 self._proxy(connection, request)
             else:
@@ -565,6 +575,17 @@ class Gateway(Application):
         connection.exchange = proxy
         self.service_proxies.add(proxy)
         proxy.attempts.attempt(proxy)
+
+    def _open_session(self, connection: Connection, request: Request) -> None:
+        """Begin a session of `/v1/realtime`; every answer of it is a request of its own, with its key."""
+        if self.draining:
+            raise self._full()
+        origin = request.headers.get(b"origin")
+        # A browser lets any page open a WebSocket, and does not ask first as it does for requests.
+        if origin is not None and (self._cors is None or not self._cors.allows(origin)):
+            raise ApiError(403, "pages of this origin may not ask here", code="origin_not_allowed")
+        self._authenticate(request, None)
+        self.realtime.open(connection, request)
 
     def _full(self) -> ApiError:
         why = "the gateway is shutting down" if self.draining else "the gateway is full"

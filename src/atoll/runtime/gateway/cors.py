@@ -106,13 +106,17 @@ class CorsHeaders:
             % (_METHODS, ", ".join(settings.headers).encode(), settings.max_age_s)
         )
 
+    def allows(self, origin: bytes) -> bool:
+        """Whether pages of an origin may ask."""
+        return self._any or origin.lower() in self._origins
+
     def mark(self, request: Request) -> None:
         """Have whatever answers a request of a page say that the page may read it."""
         origin = request.headers.get(b"origin")
         # With `*` all pages get the same answer: no cache can mix them up.
         if self._any:
             allowed = ANY.encode()
-        elif origin is not None and origin.lower() in self._origins:
+        elif origin is not None and self.allows(origin):
             allowed = origin
         else:
             # A cache must not give this answer to a page that may have it, or the other way round.

@@ -23,6 +23,7 @@ from atoll.runtime.openai import FORMS
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.outliers import OutlierSettings
 from atoll.runtime.pool.routes import MAX_MODELS, ChoiceRoutes, ModelPromise
+from atoll.runtime.realtime.realtime_limits import RealtimeLimits
 
 _FORM_PATHS = frozenset(path.encode() for path in FORMS)
 
@@ -97,6 +98,8 @@ class GatewaySettings(Frozen):
     limits: GatewayLimits = GatewayLimits()
     media: MediaLimits = MediaLimits()
     """How much a request may bring of each kind; what of it needs decoding is checked by backends."""
+    realtime: RealtimeLimits = RealtimeLimits()
+    """How many sessions of `/v1/realtime` there may be, how long, and how much each may hold."""
     deadlines: Deadlines = Deadlines()
     health: HealthSettings = HealthSettings()
     outliers: OutlierSettings = OutlierSettings()

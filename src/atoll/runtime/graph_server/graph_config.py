@@ -10,6 +10,7 @@ from pydantic import Field
 from atoll.core.frozen import Frozen
 from atoll.plan.plan import RequestPath
 from atoll.runtime.media.media_limits import MediaLimits
+from atoll.runtime.realtime.realtime_limits import RealtimeLimits
 from atoll.workload.classes import INPUTS, OUTPUTS
 
 EXECUTORS_MISSING = "executors_missing"
@@ -83,6 +84,7 @@ class GraphServerConfig(Frozen):
     store_bytes: int = Field(512 * 2**20, ge=2**20)
     token_file: str
     limits: MediaLimits = MediaLimits()
+    realtime: RealtimeLimits = RealtimeLimits()
     routing: Literal["static", "dynamic"] = "static"
     request_s: float = Field(600.0, gt=0)
     patience_s: float = Field(30.0, gt=0)

@@ -404,5 +404,6 @@ def _embedded(value: Value) -> int:
         found = value.get("embeds")
         if isinstance(found, Handle):
             return found.shape[0] if found.shape else 0
-        return _embedded(value.get("content"))
+        # A part holds all that its encoder gives, vectors among it.
+        return _embedded(value.get("content") if found is None else found)
     return 0

@@ -51,6 +51,7 @@ from atoll.runtime.http.handlers import (
 )
 from atoll.runtime.http.http_server import ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
+from atoll.runtime.realtime.realtime_host import REALTIME, RealtimeHost
 from atoll.telemetry.metrics import CONTENT_TYPE
 
 _LOG = logging.getLogger(__name__)
@@ -96,8 +97,11 @@ class TaskGraphServer:
         self._door = ExecutorServer(config.name, token, self.store)
         # No request lives longer than its time, so what it brought needs no renewing.
         self.intake = MediaIntake(config.limits, self.store, config.request_s + LEASE_S)
+        self._realtime = RealtimeHost(config.realtime)
         self._http = HandlerServer(
-            self.handle, ConnectionLimits(body_bytes=_BODY_BYTES, buffered_bytes=_BUFFERED_BYTES)
+            self.handle,
+            ConnectionLimits(body_bytes=_BODY_BYTES, buffered_bytes=_BUFFERED_BYTES),
+            upgrades={REALTIME: self._realtime.open},
         )
         self._handlers: dict[Endpoint, EndpointHandler] = {
             "chat": EndpointHandler(read_chat, answer_chat),
@@ -143,12 +147,15 @@ class TaskGraphServer:
         await self._door.start(*split_address(self.config.address))
         self._links.start()
         self._keeper = asyncio.create_task(self._keep_leases())
-        return await self._http.start(self.config.host, self.config.port, field="port")
+        address = await self._http.start(self.config.host, self.config.port, field="port")
+        self._realtime.listens_at(*address)
+        return address
 
     async def close(self, drain_s: float) -> None:
         """Take nothing new, finish what runs, and stop."""
         # First nothing new comes in; what requests still need to end is closed after them.
         self._draining = True
+        self._realtime.close()
         await self._http.close(drain_s)
         if self._keeper is not None:
             self._keeper.cancel()

@@ -5,6 +5,7 @@ Begin with `http_server`: connections of clients, and what an application behind
     http_request    a request as it comes and as it was read, and the limits on it
     http_server     connections of clients; `answering` writes what they are told
     handlers        an application made of one async function
+    websocket       WebSocket on a connection of a server
     program         a server as a program: configuration, event loop, signals
     upstream        kept connections to backends
     http_client     one request, one answer

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
@@ -80,9 +80,13 @@ class HandlerServer(Application):
         handler: Handler,
         limits: ConnectionLimits | None = None,
         deadlines: ConnectionDeadlines | None = None,
+        upgrades: Mapping[bytes, Callable[[Connection, Request], None]] | None = None,
     ) -> None:
+        """Have `handler` answer; `upgrades`: by path, who begins a WebSocket (ApiError where it does not)."""
         super().__init__(limits, deadlines)
         self.handler = handler
+        self._upgrades = dict(upgrades or {})
+        self.upgrades = frozenset(self._upgrades)
         self.running: set[HandlerCall] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -129,6 +133,12 @@ class HandlerServer(Application):
             request.id = b"req-" + secrets.token_hex(16).encode()
         peer = connection.transport.get_extra_info("peername")
         request.peer = str(peer[0]) if isinstance(peer, tuple) else ""
+        if request.upgrade:
+            try:
+                self._upgrades[request.path](connection, request)
+            except ApiError as error:
+                connection.respond_error(error)
+            return
         HandlerCall(self, connection, request, self.handler)
 
     def refused(self, error: ApiError) -> None:

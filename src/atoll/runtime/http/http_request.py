@@ -34,6 +34,7 @@ class Request:
         "peer",
         "query",
         "trace",
+        "upgrade",
     )
 
     def __init__(
@@ -49,6 +50,8 @@ class Request:
         self.keep_alive = True
         self.old = False
         """HTTP/1.0: no chunks, one request a connection."""
+        self.upgrade = False
+        """Whether a WebSocket is asked for, on a path that takes one."""
         self.extra = b""
         """Headers of whatever answers it, with their line ends."""
         self.peer = ""
@@ -68,6 +71,13 @@ class Responder(Protocol):
 
     def resume(self) -> None:
         """Send again after `pause`: the client keeps up."""
+
+
+class Upgraded(Responder, Protocol):
+    """Takes what comes on a connection that speaks another protocol from now on."""
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes that came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from atoll.runtime.http.http_request import (
     IncomingBody,
     Request,
     Responder,
+    Upgraded,
 )
 from atoll.runtime.http.listen_address import bind_private, cannot_listen, limit_unsent
 from atoll.runtime.openai import ApiError
@@ -72,6 +73,8 @@ class Application:
 
     once: frozenset[bytes] = frozenset()
     """Headers that are refused where they are there twice, besides those that always are."""
+    upgrades: frozenset[bytes] = frozenset()
+    """Paths that take a WebSocket."""
 
     def __init__(
         self, limits: ConnectionLimits | None = None, deadlines: ConnectionDeadlines | None = None
@@ -168,6 +171,7 @@ class Connection(AnswerWriter):
         "_stalled",
         "_turns",
         "_url",
+        "_websocket",
         "exchange",
         "on_body",
         "on_url",
@@ -208,6 +212,8 @@ class Connection(AnswerWriter):
         """Those of them that count as taken memory."""
         self._deadline_s = app.loop.time() + app.deadlines.header_s
         self.exchange: Responder | None = None
+        self._websocket: Upgraded | None = None
+        """Where bytes go once the connection is one."""
 
     # Transport
 
@@ -267,6 +273,9 @@ class Connection(AnswerWriter):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; every request that is complete goes to the application."""
+        if self._websocket is not None:
+            self._websocket.receive(data)
+            return
         if self._closing:
             return
         # The time for the headers begins with the first bytes of a request.
@@ -282,6 +291,9 @@ class Connection(AnswerWriter):
             if not isinstance(cause, ApiError):
                 raise
             self._refuse(cause)
+        except httptools.HttpParserUpgrade as upgrade:
+            # What is behind the request is in the other protocol; nothing is, of one that was refused.
+            self._pass_on(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "the request is not valid HTTP"))
         else:
@@ -409,9 +421,9 @@ class Connection(AnswerWriter):
 
     def on_message_complete(self) -> None:
         """Hand the request on, or keep it until the one before is answered."""
-        if self._parser.should_upgrade():
-            raise ApiError(400, "upgrading the connection is not supported")
         request = self._current or self._request()
+        if self._parser.should_upgrade():
+            self._check_upgrade(request)
         request.body = body = self._body.take()
         if self._chunks:
             # What came behind it in the same piece belongs to another request.
@@ -425,7 +437,9 @@ class Connection(AnswerWriter):
         # A small body that came whole is not counted: most requests pay nothing for this limit.
         if size > _UNCOUNTED_BYTES or size > self._app.limits.body_bytes or self._reserved:
             self._count(request)
-        request.keep_alive = not request.old and self._parser.should_keep_alive()
+        request.keep_alive = not (request.old or request.upgrade) and (
+            self._parser.should_keep_alive()
+        )
         if self._serving is not None or self._queue or self._stalled:
             self._enqueue(request)
         elif self._turns >= _MAX_AT_ONCE:
@@ -435,6 +449,27 @@ class Connection(AnswerWriter):
             self._turns += 1
             self._serving = request
             self._app.handle(self, request)
+
+    def _check_upgrade(self, request: Request) -> None:
+        """Refuse a change of protocol but to WebSocket, where one is taken, on a connection that is free."""
+        wanted = request.headers.get(b"upgrade", b"").strip().lower()
+        free = self._serving is None and not self._queue and not self._body.fold()
+        if wanted != b"websocket" or request.path not in self._app.upgrades or not free:
+            raise ApiError(400, "upgrading the connection is not supported")
+        request.upgrade = True
+
+    def upgrade(self, websocket: Upgraded) -> None:
+        """Have a WebSocket take what comes from now on."""
+        self._websocket = self.exchange = websocket
+        self._received = 0
+
+    def _pass_on(self, data: bytes) -> None:
+        if data and self._websocket is not None:
+            self._websocket.receive(data)
+
+    def linger(self) -> None:
+        """Close once the client has read what was sent, or a moment later."""
+        self._close(self._app.loop.time())
 
     def _is_followed(self) -> bool:
         """Whether what was read last may hold the beginning of another request."""

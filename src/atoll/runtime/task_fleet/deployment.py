@@ -80,7 +80,7 @@ def deployment_of(
 def components_of(instance: Instance, served: ServedParts) -> dict[str, dict[str, Any]]:
     """Return the components of an executor, with their options: none where its parts are nothing here."""
     names = [name for part in _together(instance.parts) for name in served.parts.get(part, ())]
-    return {name: {} for name in dict.fromkeys(names)}
+    return {name: dict(served.settings.get(name, {})) for name in dict.fromkeys(names)}
 
 
 def services_over(

@@ -7,6 +7,7 @@ model that Atoll brings along the two are known; for others they are named in a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import Field
 
@@ -26,6 +27,10 @@ _OPTIONS: dict[str, dict[str, object]] = {
     "silero-vad": {"voice_activity": True},
     # Known before anything is drawn, so that other sizes are refused at once.
     "terrain-diffusion": {"image_sizes": ["128x128"]},
+    "transformers-vision": {"see": "transformers-vision"},
+    "transformers-chat": {"think": "transformers-chat"},
+    "whisper-encoder": {"hear_encoder": "whisper-encoder"},
+    "whisper-decoder": {"hear_decoder": "whisper-decoder"},
 }
 TASKS: dict[Endpoint, str] = {
     "chat": "atoll.tasks.library.assistant:SpeakingAssistant",
@@ -35,23 +40,28 @@ TASKS: dict[Endpoint, str] = {
     "embeddings": "atoll.tasks.library.embedding:Embedding",
 }
 """The library's task for each endpoint."""
-NEEDS: dict[Endpoint, tuple[str, ...]] = {
-    "chat": ("smollm2",),
-    "transcriptions": ("moonshine-encoder", "moonshine-decoder"),
-    "speech": ("hibari",),
-    "images": ("terrain-diffusion",),
-    "embeddings": ("minilm",),
+NEEDS: dict[Endpoint, tuple[frozenset[str], ...]] = {
+    "chat": (frozenset({"smollm2"}), frozenset({"transformers-chat"})),
+    "transcriptions": (
+        frozenset({"moonshine-encoder", "moonshine-decoder"}),
+        frozenset({"whisper-encoder", "whisper-decoder"}),
+    ),
+    "speech": (frozenset({"hibari"}),),
+    "images": (frozenset({"terrain-diffusion"}),),
+    "embeddings": (frozenset({"minilm"}),),
 }
-"""Components without which the library's task for an endpoint can do nothing."""
+"""Components with which the library's task for an endpoint can do something: any of these sets will do."""
 
 
 class ServedParts(Frozen):
     """Components of every part of a model (none where a part is nothing here), and its tasks.
 
-    `stand_in` says instead of what, where they are not the model's own.
+    settings: options of components, of those that have some. `stand_in` says instead of what, where they are
+    not the model's own.
     """
 
     parts: dict[str, tuple[str, ...]]
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tasks: dict[Endpoint, str] = Field(min_length=1)
     options: dict[str, object] = Field(default_factory=dict)
     stand_in: str | None = None
@@ -72,7 +82,11 @@ def own_parts() -> ServedParts:
 def tasks_over(components: Sequence[str]) -> dict[Endpoint, str]:
     """Return the library's tasks that these components can do."""
     there = set(components)
-    return {endpoint: task for endpoint, task in TASKS.items() if there.issuperset(NEEDS[endpoint])}
+    return {
+        endpoint: task
+        for endpoint, task in TASKS.items()
+        if any(needed <= there for needed in NEEDS[endpoint])
+    }
 
 
 def options_over(components: Sequence[str]) -> dict[str, object]:

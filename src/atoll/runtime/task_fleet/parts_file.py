@@ -28,10 +28,21 @@ _MAX_COPIES = 64
 Word = Annotated[str, Field(min_length=1, max_length=100, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*")]
 
 
-class ExecutorEntry(Frozen):
-    """An executor, or several equal ones: its components, each with options or just by name."""
+Components = list[str] | dict[str, dict[str, Any]]
+"""Components, each with options or just by name."""
 
-    components: list[str] | dict[str, dict[str, Any]] = Field(min_length=1)
+
+def with_options(components: Components) -> dict[str, dict[str, Any]]:
+    """Return components with their options, none where they are just named."""
+    if isinstance(components, dict):
+        return components
+    return {name: {} for name in components}
+
+
+class ExecutorEntry(Frozen):
+    """An executor, or several equal ones, and its components."""
+
+    components: Components = Field(min_length=1)
     copies: int = Field(1, ge=1, le=_MAX_COPIES)
     threads: int | None = Field(None, ge=1, le=1024)
     device: str = Field("cpu", pattern=r"cpu|cuda:\d+")
@@ -39,9 +50,7 @@ class ExecutorEntry(Frozen):
     @property
     def with_options(self) -> dict[str, dict[str, Any]]:
         """The components with their options."""
-        if isinstance(self.components, dict):
-            return self.components
-        return {name: {} for name in self.components}
+        return with_options(self.components)
 
 
 class ServiceTasks(Frozen):
@@ -64,7 +73,7 @@ class TasksFile(Frozen):
 class PartsEntry(ServiceTasks):
     """Components for the parts of one service's model."""
 
-    parts: dict[str, list[str]] = Field(min_length=1)
+    parts: dict[str, Components] = Field(min_length=1)
 
 
 class PartsFile(Frozen):
@@ -128,10 +137,16 @@ def read_parts_file(path: str | os.PathLike[str]) -> dict[str, ServedParts]:
     found = {}
     for name, entry in document.content.services.items():
         parts = {part: tuple(components) for part, components in entry.parts.items()}
+        settings = {
+            component: options
+            for components in entry.parts.values()
+            for component, options in with_options(components).items()
+            if options
+        }
         for part, components in parts.items():
             _check_components(document, components, "services", name, "parts", part)
         known = [component for names in parts.values() for component in names]
         tasks = _choose_tasks(document, name, entry.tasks, known)
         options = options_over(known) | entry.options
-        found[name] = ServedParts(parts=parts, tasks=tasks, options=options)
+        found[name] = ServedParts(parts=parts, settings=settings, tasks=tasks, options=options)
     return found

@@ -87,7 +87,8 @@ class SpeakingAssistant(Task[Turn, Reply]):
         return parts
 
     def _show(self, image: Any) -> dict[str, Any]:
-        return {"type": "embeds", "embeds": self.see(image=image)["embeds"]}
+        # All that its encoder gives: some models have to know more of a picture than its vectors.
+        return {"type": "embeds", "embeds": self.see(image=image)}
 
     def _sampling(self, request: Turn) -> dict[str, Any]:
         given = {name: request.sampling.get(name) for name in TASK_DEFAULTS}

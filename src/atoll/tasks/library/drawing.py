@@ -6,9 +6,9 @@ import re
 
 from atoll.tasks.library.shapes import DrawingOrder, Drawings
 from atoll.tasks.library.unit_tasks import Draw
-from atoll.tasks.task import Task
+from atoll.tasks.task import Task, UnitTask
 
-__all__ = ["Drawing", "DrawingOrder", "Drawings", "difficulty_of"]
+__all__ = ["Drawing", "DrawingOrder", "Drawings", "Painting", "difficulty_of"]
 
 _EASY = frozenset({"calm", "easy", "flat", "gentle", "plain", "plains", "smooth", "soft"})
 _HARD = frozenset(
@@ -37,6 +37,33 @@ class Drawing(Task[DrawingOrder, Drawings]):
                 ]
                 for i in range(request.n)
             ]
+        )
+
+
+class Painting(Task[DrawingOrder, Drawings]):
+    """Paints what a prompt says, all pictures of an order at once: the prompt is read once.
+
+    Options: read, paint, decode: components. image_sizes: the first is the size of its pictures.
+    """
+
+    def setup(self) -> None:
+        """Name the components."""
+        options = self.options
+        self.read = UnitTask(options.get("read", "qwen-image-text"))
+        self.paint = UnitTask(options.get("paint", "qwen-image-dit"))
+        self.decode = UnitTask(options.get("decode", "qwen-image-vae"))
+        width, _, height = str(options.get("image_sizes", ["1024x1024"])[0]).partition("x")
+        self.size = {"height": int(height), "width": int(width)}
+
+    def invoke(self, request: DrawingOrder) -> Drawings:
+        """Paint the pictures of an order."""
+        embeds = self.read(prompt=request.prompt)["embeds"]
+        latents = [
+            self.paint(embeds=embeds, steps=request.steps, seed=request.seed + i, **self.size)
+            for i in range(request.n)
+        ]
+        return Drawings(
+            [self.decode(latents=each["latents"], **self.size)["image"] for each in latents]
         )
 
 

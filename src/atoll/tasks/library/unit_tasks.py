@@ -31,7 +31,10 @@ class Transcribe(Task[Any, Any]):
 
 
 class See(UnitTask):
-    """image -> {"embeds"}: a picture as a language model takes it, [tokens, dimensions]."""
+    """image -> {"embeds"}: a picture as a language model takes it, [tokens, dimensions].
+
+    Encoders whose language model has to know more of it give that beside, as "grid" and "deepstack".
+    """
 
     def __init__(self, component: str = "smollm2-vision") -> None:
         super().__init__(component)
