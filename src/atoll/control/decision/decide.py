@@ -3,7 +3,7 @@
 `decide` is a function of its arguments alone. What it does, in order:
 
 1. count what failed, died or vanished since (`backoff`), and give what must be replaced a new name;
-2. forecast every service's demand (`forecast`);
+2. forecast the demand of every service and of its classes (`forecast`);
 3. find reasons to plan; if there is a new one, ask the planner, with what runs as `running`;
 4. judge the answer (`judge`): it takes the place of the plan in force, or not;
 5. take the next safe step from what stands to the plan in force (`path`), and tell gateways who serves.
@@ -25,12 +25,14 @@ from atoll.control.decision.control_view import (
     ControlPolicy,
     ForecastState,
     Memory,
+    Mixes,
     PromiseSeen,
     TrafficSeen,
     View,
     adopt_running,
+    list_mixes,
 )
-from atoll.control.decision.forecast import forecast, min_rate
+from atoll.control.decision.forecast import forecast, forecast_classes, min_rate
 from atoll.control.decision.instance_names import hash_place, name_instances
 from atoll.control.decision.lane_capacity import (
     CarriedLoad,
@@ -127,9 +129,9 @@ def decide(
     # `look_around` needs the memory both before and after failures are counted.
     before = memory
     memory, lost = count_failures(view, memory, policy)
-    rates, forecasts = _forecast_all(view, memory, policy)
+    rates, mixes, forecasts = _forecast_all(view, memory, policy)
     memory = replace(memory, forecasts=forecasts)
-    situation = look_around(view, before, memory, policy, rates)
+    situation = look_around(view, before, memory, policy, rates, mixes)
     memory = replace(memory, plan=situation.in_force)
     triggers = find_triggers(situation, lost)
     told: tuple[str, ...] = ()
@@ -142,7 +144,7 @@ def decide(
         learned = _boost(situation, _remember_demand(memory, view.time_s, raised))
         if learned.forecasts != memory.forecasts:
             memory, rates = learned, rates | raised
-            situation = look_around(view, before, memory, policy, rates)
+            situation = look_around(view, before, memory, policy, rates, mixes)
         memory, verdict, dips = _plan_anew(situation, memory, plan)
         adopted = verdict.adopt
         outcome = "adopted" if adopted else "kept"
@@ -171,8 +173,13 @@ def decide(
 
 def _forecast_all(
     view: View, memory: Memory, policy: ControlPolicy
-) -> tuple[dict[str, float], tuple[ForecastState, ...]]:
-    """Return the requests/s to plan for of services whose traffic is seen, and what was learned."""
+) -> tuple[dict[str, float], Mixes, tuple[ForecastState, ...]]:
+    """Return the requests/s to plan for of services whose traffic is seen, their mixes, and what was learned.
+
+    Classes ask for other machines, so each is planned for by a forecast of its own: the service's rate is
+    then that of all of them.
+    """
+    mixes: dict[str, dict[str, float]] = {}
     states = {state.service: state for state in memory.forecasts}
     policies = {service.name: policy.of(service) for service in view.problem.services}
     rates: dict[str, float] = {}
@@ -181,7 +188,14 @@ def _forecast_all(
         rates[traffic.service], states[traffic.service] = forecast(
             traffic, state, view.time_s, policies.get(traffic.service, policy)
         )
-    return rates, tuple(states[name] for name in sorted(states))
+        own, states[traffic.service] = forecast_classes(
+            traffic, states[traffic.service], view.time_s, policies.get(traffic.service, policy)
+        )
+        total = sum(own.values())
+        if total > 0.0:
+            rates[traffic.service] = max(total, rates[traffic.service])
+            mixes[traffic.service] = {name: rate / total for name, rate in own.items()}
+    return rates, mixes, tuple(states[name] for name in sorted(states))
 
 
 def _catch_up(situation: Situation) -> dict[str, float]:
@@ -328,6 +342,7 @@ def _plan_anew(
         asked=view.problem,
         planned_s=view.time_s,
         bands=tuple((service.name, service.rate_per_s) for service in situation.problem.services),
+        mixes=list_mixes(situation.problem),
         offers=view.offers,
     )
     if not verdict.adopt:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from atoll.control.decision.backoff import HeldBack
-from atoll.control.decision.control_view import ControlPolicy, View
+from atoll.control.decision.control_view import ControlPolicy, Mixes, View
 from atoll.plan.cluster import ANY, Cluster
 from atoll.plan.plan import SINK, SOURCE, Instance, count_machines
-from atoll.plan.problem import Offer, Problem
+from atoll.plan.problem import Offer, Problem, Service
+from atoll.workload.classes import RequestClass
 
 
-def restate_demand(view: View, rates: Mapping[str, float], policy: ControlPolicy) -> Problem:
+def restate_demand(
+    view: View,
+    rates: Mapping[str, float],
+    policy: ControlPolicy,
+    mixes: Mixes = MappingProxyType({}),
+) -> Problem:
     """Return the fleet's problem with the rates to plan for, lengths of the last hour, and the offers of now.
 
     A service whose traffic nobody has seen keeps what the fleet file says; one that has none keeps a small
-    share of that, so that its first request finds somebody.
+    share of that, so that its first request finds somebody. So does a class that `mixes` give less.
     """
     lengths = {seen.service: seen.hour.lengths for seen in view.traffic}
     services = []
@@ -25,6 +32,8 @@ def restate_demand(view: View, rates: Mapping[str, float], policy: ControlPolicy
         if service.name in rates:
             least = policy.min_share * service.rate_per_s
             update["rate_per_s"] = max(least, rates[service.name])
+        if service.name in mixes:
+            update["classes"] = _restate_mix(service, mixes[service.name], policy)
         seen = lengths.get(service.name)
         if seen is not None:
             tail = service.lengths.input_tail
@@ -35,6 +44,18 @@ def restate_demand(view: View, rates: Mapping[str, float], policy: ControlPolicy
     # Not checked again: order and names are those of the problem and of the view.
     offers = tuple(sorted(view.offers or view.problem.offers, key=lambda offer: offer.key))
     return view.problem.model_copy(update={"services": tuple(services), "offers": offers})
+
+
+def _restate_mix(
+    service: Service, mix: Mapping[str, float], policy: ControlPolicy
+) -> tuple[RequestClass, ...]:
+    """Return the classes of a service with other shares, of which none is left out."""
+    least = {klass.name: policy.min_share * klass.share for klass in service.classes}
+    shares = {name: max(share, mix.get(name, 0.0)) for name, share in least.items()}
+    total = sum(shares.values())
+    return tuple(
+        klass.model_copy(update={"share": shares[klass.name] / total}) for klass in service.classes
+    )
 
 
 def restate_supply(
