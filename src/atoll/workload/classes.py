@@ -8,7 +8,7 @@ text comes with everything.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -179,7 +179,7 @@ def parse_class_name(name: str) -> tuple[tuple[Modality, ...], tuple[Modality, .
     )
 
 
-def write_class_name(brings: Collection[Modality], wants: Collection[Modality]) -> str:
+def write_class_name(brings: Sequence[Modality], wants: Sequence[Modality]) -> str:
     """Return a class name that says what requests bring and want.
 
     >>> write_class_name(("text", "audio"), ("text", "audio"))

@@ -152,6 +152,11 @@ class ForecastState:
     classes: tuple[ForecastState, ...] = ()
 
 
+def name_class(service: str, klass: str) -> str:
+    """Return the name of a class of a service where names are those of services."""
+    return f"{service}/{klass}"
+
+
 Mixes = Mapping[str, Mapping[str, float]]
 """By any-to-any service and class, which share of the service's requests is of the class."""
 
@@ -189,8 +194,8 @@ class Memory:
     `plan` is in force: its instances have the names they carry, or will carry, in the fleet. `planned_s` is
     when it was made or last found still good, `asked` the problem, `bands` the requests/s of every service,
     `mixes` the shares of classes and `offers` the market that it was for. `tried_s` and `tried_for` say when
-    and why planning was last begun. `deaths` counts the deaths in a row of a host, with the time of the last, `states` is how instances
-    stood last time and since when, `routes` what gateways were told.
+    and why planning was last begun. `deaths` counts the deaths in a row of a host, with the time of the last,
+    `states` is how instances stood last time and since when, `routes` what gateways were told.
     """
 
     asked: Problem | None = None

@@ -88,14 +88,17 @@ def _solve(needs: tuple[ClassNeed, ...], stand: tuple[tuple[ExecutorKind, int], 
         return 0.0
     from atoll.solve.lp import INFINITY, LinearProgram, Sparse
 
-    row, column, value = (np.array(each) for each in zip(*entries, strict=True))
+    index = np.array([(row, column) for row, column, _ in entries], np.int64)
+    values = np.array([value for _, _, value in entries])
     program = LinearProgram()
     cost = np.zeros(columns)
     cost[0] = -1.0
     nothing = Sparse.of(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), columns)
     program.add_columns(cost, np.zeros(columns), np.full(columns, INFINITY), nothing)
     upper = np.array([*capacity, *[0.0] * (rows - len(capacity))])
-    program.add_rows(np.full(rows, -INFINITY), upper, Sparse.of(row, column, value, rows))
+    program.add_rows(
+        np.full(rows, -INFINITY), upper, Sparse.of(index[:, 0], index[:, 1], values, rows)
+    )
     return max(0.0, -program.solve().objective)
 
 

@@ -24,6 +24,7 @@ from atoll.control.decision.control_view import (
     PromiseSeen,
     TrafficSeen,
     TrafficWindow,
+    name_class,
 )
 from atoll.control.operation.control_loop import TrafficReport
 from atoll.control.operation.rhythm import RateHistory
@@ -225,11 +226,6 @@ def see_classes(
         )
         for klass in service.classes
     )
-
-
-def name_class(service: str, klass: str) -> str:
-    """Return the name of a class among the services whose rates are kept."""
-    return f"{service}/{klass}"
 
 
 def split_rate(

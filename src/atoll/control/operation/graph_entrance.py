@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from atoll.control.operation.fleet_home import FleetHome
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.engines.graph_server import ENGINE as GRAPH_SERVER
 from atoll.plan.plan import Plan
-from atoll.runtime.graph_server.graph_config import GraphServerConfig, modalities
+from atoll.runtime.graph_server.graph_config import GraphServerConfig, GraphService, modalities
 from atoll.runtime.pool.backend_metadata import MODALITIES, write_modalities
 from atoll.runtime.pool.member import STAND_IN
 from atoll.runtime.task_fleet.deployment import services_over
@@ -60,17 +60,17 @@ def write_graph_config(
         services = tuple(
             each.model_copy(update={"paths": paths.get(each.name, ())}) for each in services
         )
-    config = GraphServerConfig(
-        name=NAME,
-        # Port and store are those of the process that reads it.
-        port=0,
-        services=services,
-        store=".",
-        token_file=str(token),
-    )
-    text = config.to_json() + "\n"
+    text = make_graph_config(services, str(token)).to_json() + "\n"
     if not path.exists() or read_text_limited(path, _MAX_CONFIG_BYTES) != text:
         atomic_write(path, text)
+
+
+def make_graph_config(services: Sequence[GraphService], token_file: str) -> GraphServerConfig:
+    """Return what a graph server of a fleet answers for; `token_file` has the token of its executors."""
+    # Port and store are those of the process that reads it.
+    return GraphServerConfig(
+        name=NAME, port=0, services=tuple(services), store=".", token_file=token_file
+    )
 
 
 def read_graph_config(home: FleetHome) -> GraphServerConfig:

@@ -19,10 +19,12 @@ _BROUGHT: dict[str, Modality] = {
     "audio_url": "audio",
     "input_audio": "audio",
 }
+_TEXT: tuple[Modality, ...] = ("text",)
+_SPOKEN: tuple[Modality, ...] = ("text", "audio")
 _KINDS: dict[type, str] = {
-    SpeechRequest: write_class_name(("text",), ("text", "audio")),
-    ImageRequest: write_class_name(("text",), ("image",)),
-    TranscriptionRequest: write_class_name(("text", "audio"), ("text",)),
+    SpeechRequest: write_class_name(_TEXT, _SPOKEN),
+    ImageRequest: write_class_name(_TEXT, ("image",)),
+    TranscriptionRequest: write_class_name(_SPOKEN, _TEXT),
 }
 
 
@@ -35,7 +37,7 @@ def kind_of(parsed: AnyRequest) -> str:
     if not found and not speaks:
         return ""
     brings = tuple(m for m in INPUTS if m in found or m == "text")
-    return write_class_name(brings, ("text", "audio") if speaks else ("text",))
+    return write_class_name(brings, _SPOKEN if speaks else _TEXT)
 
 
 def _list_brought(parsed: ChatRequest) -> Iterator[Modality]:
