@@ -218,7 +218,7 @@ def simulate_rates(
     return kept
 
 
-def open_queue(service: Service, klass: RequestClass | None, curve: KeptCurve) -> FluidQueue:
+def open_queue(service: Service, curve: KeptCurve, klass: RequestClass | None = None) -> FluidQueue:
     """Return the queue of a service, or of one class of it, with the time of its answers as lag."""
     if klass is None:
         return FluidQueue(curve, service.ttft_s, service.lengths.output_mean * service.tpot_s)

@@ -59,6 +59,7 @@ def simulate_operation(
             f"{problem.name} stands on machines of its own",
             hint="virtual time is for fleets that rent: there is nothing to save otherwise",
         )
+    _refuse_limits(problem)
     machines = read_failures(failures)
     demand = read_demand(problem, trace, days, seed, read_mix(problem, mix))
     market = read_prices(problem, prices, demand.minutes / 1440.0, seed)
@@ -72,6 +73,26 @@ def simulate_operation(
             say(f"operating, {name}: {share:.0%}")
 
         return list(compare_operators(setting, fleet, tell=tell))
+
+
+def _refuse_limits(problem: Problem) -> None:
+    """Refuse limits on the whole fleet beside any-to-any services, which are planned one after the other."""
+    limits = problem.limits
+    asked = {
+        "budget": limits.budget_usd_per_hour is not None,
+        "spot_share": limits.spot_share is not None,
+        "max_nodes": limits.max_nodes is not None,
+        "survive": bool(limits.survival.lost),
+        "spot_loss": limits.spot_loss_per_h > 0.0,
+        "spread": limits.spread > 1,
+    }
+    for name, is_set in asked.items():
+        if is_set and problem.graph_services:
+            raise UsageError(
+                "virtual time plans any-to-any services one after the other, within no limit on all",
+                field=f"limits.{name}",
+                hint="leave it out for this, or operate the fleet itself",
+            )
 
 
 def read_mix(problem: Problem, mix: str | float | None) -> TrafficStatistics:

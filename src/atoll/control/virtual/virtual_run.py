@@ -164,7 +164,7 @@ class _Lane:
     """The requests of a service, or of one class of it, while they flow."""
 
     def __init__(self, service: Service, klass: RequestClass | None, curve: KeptCurve) -> None:
-        self.queue = open_queue(service, klass, curve)
+        self.queue = open_queue(service, curve, klass)
         self.klass = klass
         self.rates: list[float] = []
         """Requests/s by minute."""
