@@ -121,9 +121,11 @@ def _graph_server(plan: Plan, parts: Mapping[str, ServedParts], port: int) -> In
     from atoll.deploy.commands.paste import FABRIC_FILE
     from atoll.runtime.task_fleet.deployment import services_over
 
-    config = make_graph_config(services_over(parts, plan), EXECUTORS_FILE)
-    words = ("python3", "-m", "atoll.deploy.commands.graph_node", "--fleet", plan.problem_name)
-    words = (*words, "--config", _GRAPH_FILE, "--port", str(port))
+    config = make_graph_config(services_over(parts, plan.paths), EXECUTORS_FILE)
+    words = [
+        *("python3", "-m", "atoll.deploy.commands.graph_node", "--fleet", plan.problem_name),
+        *("--config", _GRAPH_FILE, "--port", str(port)),
+    ]
     line = (
         f"printf %s {shlex.quote(config.to_json())} > {_GRAPH_FILE} && "
         f"ATOLL_FABRIC=@{FABRIC_FILE} {shlex.join(words)}"

@@ -13,8 +13,9 @@ from atoll.control.decision.control_view import ForecastState, TrafficSeen, Traf
 from atoll.control.decision.decide import DrainInstance, StartInstance
 from atoll.control.decision.executor_capacity import ClassNeed, ExecutorKind, most_requests
 from atoll.control.decision.forecast import forecast_classes
+from atoll.control.decision.route_weights import spread_paths
 from atoll.plan.files.fleet_file import parse_fleet
-from atoll.plan.plan import Instance, PartSeconds, Plan
+from atoll.plan.plan import Instance, PartSeconds, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem
 from tests.cli.graphs import SMALL
 from tests.control.world import POLICY, Loop, World
@@ -123,6 +124,60 @@ def test_classes_are_forecast_each_by_itself() -> None:
     # Each with room for what may come, the smaller with more of it.
     assert rates["image+text"] > 18.0
     assert rates["text"] / 12.0 > rates["image+text"] / 18.0
+
+
+def plan_over(*instances: Instance) -> Plan:
+    """A plan in which just these serve, with a path for text alone to know it by."""
+    step = RequestStep(parts=("llm",), instances={instances[-1].id: 1.0})
+    path = RequestPath(service="look", klass="text", share=1.0, steps=(step,))
+    return plan_apart(FLEET).model_copy(update={"instances": instances, "paths": (path,)})
+
+
+def test_paths_are_the_plans_where_just_the_planned_serve_and_else_those_that_carry_most() -> None:
+    eye, mind, whole = (
+        executor(n, p) for n, p in zip("abc", ("vision", "llm", "vision+llm"), strict=True)
+    )
+    plan = plan_over(eye, mind)
+    assert spread_paths(FLEET, (eye, mind), plan) == plan.paths
+    # Nobody sees, or serves at all: what was planned goes on.
+    assert spread_paths(FLEET, (mind,), plan) == plan.paths
+    assert spread_paths(FLEET, (), plan) == plan.paths
+    # One more serves than is planned: everybody is as busy as the best way has it.
+    paths = spread_paths(FLEET, (eye, mind, whole), plan)
+    (service,) = FLEET.services
+    busy = dict.fromkeys("abc", 0.0)
+    seconds = {(one.klass, one.part): one.seconds for part in SECONDS.values() for one in part}
+    for klass in service.classes:
+        mine = [path for path in paths if path.klass == klass.name]
+        assert sum(path.share for path in mine) == pytest.approx(1.0)
+        for path in mine:
+            for step in path.steps:
+                assert sum(step.instances.values()) == pytest.approx(1.0)
+                for name, weight in step.instances.items():
+                    took = sum(seconds[klass.name, part] for part in step.parts)
+                    busy[name] += klass.share * path.share * weight * took
+    most = most_requests(NEEDS, {kind("vision"): 1, kind("llm"): 1, kind("vision", "llm"): 1})
+    assert max(busy.values()) * most <= 1.0 + 1e-6
+
+
+def test_phases_apart_and_together_are_two_ways() -> None:
+    apart = [
+        executor(name, "llm").model_copy(
+            update={
+                "role": f"look/llm.{phase}/serve",
+                "work": tuple(
+                    one._replace(part=f"llm.{phase}", seconds=one.seconds / 2)
+                    for one in SECONDS["llm"]
+                ),
+            }
+        )
+        for name, phase in (("p", "prefill"), ("q", "decode"))
+    ]
+    here = (executor("a", "vision"), executor("b", "llm"), *apart)
+    paths = [p for p in spread_paths(FLEET, here, plan_over(here[0])) if p.klass == "text"]
+    ways = {tuple(part for step in path.steps for part in step.parts) for path in paths}
+    assert ways <= {("llm",), ("llm.prefill", "llm.decode")}
+    assert sum(path.share for path in paths) == pytest.approx(1.0)
 
 
 NEEDS = (ClassNeed("image+text", 0.6, ("vision", "llm")), ClassNeed("text", 0.4, ("llm",)))

@@ -14,7 +14,15 @@ from pydantic import Field
 
 from atoll.core.frozen import Frozen
 from atoll.deploy.target import InstanceStatus
-from atoll.plan.plan import Instance, NotNegative, OfferKey, Plan, Route, Share
+from atoll.plan.plan import (
+    Instance,
+    NotNegative,
+    OfferKey,
+    Plan,
+    RequestPath,
+    Route,
+    Share,
+)
 from atoll.plan.problem import Lengths, Offer, Positive, Problem, Service
 from atoll.plan.startup import StartupTimes
 
@@ -195,7 +203,8 @@ class Memory:
     when it was made or last found still good, `asked` the problem, `bands` the requests/s of every service,
     `mixes` the shares of classes and `offers` the market that it was for. `tried_s` and `tried_for` say when
     and why planning was last begun. `deaths` counts the deaths in a row of a host, with the time of the last,
-    `states` is how instances stood last time and since when, `routes` what gateways were told.
+    `states` is how instances stood last time and since when, `routes` what gateways were told, `paths` what
+    graph servers were.
     """
 
     asked: Problem | None = None
@@ -212,6 +221,7 @@ class Memory:
     deaths: tuple[tuple[str, int, float], ...] = ()
     states: tuple[tuple[str, str, float], ...] = ()
     routes: tuple[Route, ...] | None = None
+    paths: tuple[RequestPath, ...] = ()
 
     @property
     def wanted(self) -> tuple[Instance, ...]:

@@ -45,13 +45,13 @@ from atoll.control.decision.path import CapacityDip, PathQuestion, PathStep, for
 from atoll.control.decision.plan_judge import Verdict, judge
 from atoll.control.decision.plan_parts import judge_parts
 from atoll.control.decision.restate import restate_supply
-from atoll.control.decision.route_weights import spread_routes
+from atoll.control.decision.route_weights import spread_paths, spread_routes
 from atoll.control.decision.situation import Situation, look_around
 from atoll.control.decision.triggers import find_triggers, is_due
 from atoll.core.errors import AtollError
 from atoll.core.units import pluralize
 from atoll.deploy.target import Labels
-from atoll.plan.plan import Instance, Plan, Route
+from atoll.plan.plan import Instance, Plan, RequestPath, Route
 from atoll.plan.problem import Problem
 
 MakePlan = Callable[[Problem], Plan]
@@ -91,10 +91,11 @@ class StopInstance:
 
 @dataclass(frozen=True, slots=True)
 class ReweightRoutes:
-    """Tell gateways which instances serve which share of each service."""
+    """Tell gateways which instances serve which share of each service, and graph servers the paths."""
 
     routes: tuple[Route, ...]
     reason: str
+    paths: tuple[RequestPath, ...] = ()
 
 
 ControlAction = StartInstance | DrainInstance | StopInstance | ReweightRoutes
@@ -156,7 +157,7 @@ def decide(
         memory = replace(memory, plan=plan_in_force)
         situation = replace(situation, in_force=plan_in_force)
     step = next_steps(situation.ask())
-    actions, routes = _act(situation, memory, step)
+    actions, told_ways = _act(situation, memory, step)
     decision = Decision(
         actions=actions,
         reasons=told,
@@ -168,7 +169,7 @@ def decide(
         adopted=adopted,
         set_aside=tuple(sorted(situation.held.hosts)),
     )
-    return decision, replace(memory, routes=routes)
+    return decision, replace(memory, routes=told_ways[0], paths=told_ways[1])
 
 
 def _forecast_all(
@@ -392,8 +393,8 @@ def _has_room_for_all(asked: PathQuestion) -> bool:
 
 def _act(
     situation: Situation, memory: Memory, step: PathStep
-) -> tuple[tuple[ControlAction, ...], tuple[Route, ...] | None]:
-    """Return the actions of a step in order, and the routes that gateways then have.
+) -> tuple[tuple[ControlAction, ...], tuple[tuple[Route, ...], tuple[RequestPath, ...]]]:
+    """Return the actions of a step in order, and the routes and paths that are told then.
 
     Gateways hear of new weights first, so that nothing is sent to what is drained next.
     """
@@ -407,8 +408,9 @@ def _act(
         if seen.status.state == "ready" and seen.status.handle not in gone
     }
     routes = _route(situation.problem, serving.values(), situation.in_force)
-    if routes != memory.routes and (routes or memory.routes):
-        actions.append(ReweightRoutes(routes, _describe_serving(len(serving))))
+    paths = spread_paths(situation.problem, serving.values(), situation.in_force)
+    if (routes != memory.routes and (routes or memory.routes)) or paths != memory.paths:
+        actions.append(ReweightRoutes(routes, _describe_serving(len(serving)), paths))
     # What failed is stopped first, for it may hold machines that the starts need.
     actions += [
         StopInstance(seen.id, seen.status.handle, why)
@@ -436,7 +438,7 @@ def _act(
         for seen, why in step.stops
         if seen.status.state != "failed"
     ]
-    return tuple(actions), routes
+    return tuple(actions), (routes, paths)
 
 
 def _route(
@@ -453,6 +455,7 @@ def reroute(view: View, memory: Memory) -> ReweightRoutes | None:
     They need no plan: told at once, they hold while one is made. None where all of it serves.
     """
     told = {name for route in memory.routes or () for name in route.instances}
+    told |= {name for path in memory.paths for step in path.steps for name in step.instances}
     serving = {
         seen.id: seen.instance.model_copy(update={"id": seen.id})
         for seen in view.instances
@@ -462,7 +465,9 @@ def reroute(view: View, memory: Memory) -> ReweightRoutes | None:
     if not gone or not serving:
         return None
     routes = _route(view.problem, serving.values(), memory.plan)
-    return ReweightRoutes(routes, f"{', '.join(gone)} gone: {_describe_serving(len(serving))}")
+    paths = spread_paths(view.problem, serving.values(), memory.plan)
+    text = f"{', '.join(gone)} gone: {_describe_serving(len(serving))}"
+    return ReweightRoutes(routes, text, paths)
 
 
 def _describe_serving(count: int) -> str:

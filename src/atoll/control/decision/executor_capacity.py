@@ -49,12 +49,24 @@ def kind_of(instance: Instance) -> ExecutorKind:
 
 def most_requests(needs: Sequence[ClassNeed], stand: Mapping[ExecutorKind, int]) -> float:
     """Return the requests/s of all classes together that so many executors of each kind carry."""
+    return best_flows(needs, stand).per_s
+
+
+class BestFlows(NamedTuple):
+    """The most requests/s, and how many of each class each kind of executors then does of each part."""
+
+    per_s: float
+    flows: tuple[tuple[ExecutorKind, str, str, float], ...] = ()
+
+
+def best_flows(needs: Sequence[ClassNeed], stand: Mapping[ExecutorKind, int]) -> BestFlows:
+    """Return what so many executors of each kind carry, and who does what then."""
     standing = sorted((kind, count) for kind, count in stand.items() if count > 0)
     return _solve(tuple(need for need in needs if need.share > 0.0), tuple(standing))
 
 
 @lru_cache(maxsize=4096)
-def _solve(needs: tuple[ClassNeed, ...], stand: tuple[tuple[ExecutorKind, int], ...]) -> float:
+def _solve(needs: tuple[ClassNeed, ...], stand: tuple[tuple[ExecutorKind, int], ...]) -> BestFlows:
     import numpy as np
 
     # Columns are c, then x; entries of rows as (row, column, value).
@@ -62,7 +74,7 @@ def _solve(needs: tuple[ClassNeed, ...], stand: tuple[tuple[ExecutorKind, int], 
     full: dict[tuple[int, str], int] = {}
     capacity: list[float] = []
     done: dict[tuple[str, str], list[int]] = {}
-    columns = 1
+    columns, meant = 1, list[tuple[ExecutorKind, str, str]]()
     for at, (kind, count) in enumerate(stand):
         for klass, part, seconds in _list_seconds(kind, needs):
             # One row for the executor, or where seconds are not known one for each of its parts.
@@ -71,6 +83,7 @@ def _solve(needs: tuple[ClassNeed, ...], stand: tuple[tuple[ExecutorKind, int], 
                 capacity.append(count * (1.0 if kind.work else kind.per_s))
             entries.append((row, columns, seconds))
             done.setdefault((klass, part), []).append(columns)
+            meant.append((kind, klass, part))
             columns += 1
     rows = len(capacity)
     for klass, share, components in needs:
@@ -80,12 +93,12 @@ def _solve(needs: tuple[ClassNeed, ...], stand: tuple[tuple[ExecutorKind, int], 
             for parts in [[component, part] for part in apart] if phases else [[component]]:
                 doing = [at for part in parts for at in done.get((klass, part), ())]
                 if not doing:
-                    return 0.0
+                    return BestFlows(0.0)
                 entries.append((rows, 0, share))
                 entries += [(rows, at, -1.0) for at in doing]
                 rows += 1
     if not needs or not entries:
-        return 0.0
+        return BestFlows(0.0)
     from atoll.solve.lp import INFINITY, LinearProgram, Sparse
 
     index = np.array([(row, column) for row, column, _ in entries], np.int64)
@@ -99,7 +112,10 @@ def _solve(needs: tuple[ClassNeed, ...], stand: tuple[tuple[ExecutorKind, int], 
     program.add_rows(
         np.full(rows, -INFINITY), upper, Sparse.of(index[:, 0], index[:, 1], values, rows)
     )
-    return max(0.0, -program.solve().objective)
+    found = program.solve()
+    done_per_s = found.values[1:].tolist()
+    flows = ((*what, rate) for what, rate in zip(meant, done_per_s, strict=True) if rate > 0.0)
+    return BestFlows(max(0.0, -found.objective), tuple(flows))
 
 
 def _list_seconds(kind: ExecutorKind, needs: Iterable[ClassNeed]) -> list[PartSeconds]:

@@ -11,7 +11,6 @@ from atoll.control.decision.control_view import ControlPolicy, Mixes, View
 from atoll.plan.cluster import ANY, Cluster
 from atoll.plan.plan import SINK, SOURCE, Instance, count_machines
 from atoll.plan.problem import Offer, Problem, Service
-from atoll.workload.classes import RequestClass
 
 
 def restate_demand(
@@ -32,30 +31,32 @@ def restate_demand(
         if service.name in rates:
             least = policy.min_share * service.rate_per_s
             update["rate_per_s"] = max(least, rates[service.name])
-        if service.name in mixes:
-            update["classes"] = _restate_mix(service, mixes[service.name], policy)
         seen = lengths.get(service.name)
         if seen is not None:
             tail = service.lengths.input_tail
             update["lengths"] = (
                 seen if tail <= 0.0 else seen.model_copy(update={"input_tail": tail})
             )
-        services.append(service.model_copy(update=update) if update else service)
+        restated = service.model_copy(update=update) if update else service
+        services.append(restate_mix(restated, mixes.get(service.name), policy))
     # Not checked again: order and names are those of the problem and of the view.
     offers = tuple(sorted(view.offers or view.problem.offers, key=lambda offer: offer.key))
     return view.problem.model_copy(update={"services": tuple(services), "offers": offers})
 
 
-def _restate_mix(
-    service: Service, mix: Mapping[str, float], policy: ControlPolicy
-) -> tuple[RequestClass, ...]:
-    """Return the classes of a service with other shares, of which none is left out."""
+def restate_mix(
+    service: Service, mix: Mapping[str, float] | None, policy: ControlPolicy
+) -> Service:
+    """Return a service whose classes have other shares, of which none is left out; None: those it has."""
+    if mix is None:
+        return service
     least = {klass.name: policy.min_share * klass.share for klass in service.classes}
     shares = {name: max(share, mix.get(name, 0.0)) for name, share in least.items()}
     total = sum(shares.values())
-    return tuple(
+    classes = tuple(
         klass.model_copy(update={"share": shares[klass.name] / total}) for klass in service.classes
     )
+    return service.model_copy(update={"classes": classes})
 
 
 def restate_supply(

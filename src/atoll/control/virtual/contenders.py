@@ -74,7 +74,6 @@ class AtollOperator:
         self.adopted += decision.adopted
         for action in decision.actions:
             world.apply(action)
-        world.route(() if decision.plan is None else decision.plan.paths)
 
 
 class _Replacing:

@@ -152,7 +152,8 @@ class VirtualWorld:
             case StopInstance(name):
                 self.stop(name)
             case ReweightRoutes():
-                pass  # requests follow capacity here
+                # Those of plain services follow capacity here.
+                self.route(action.paths)
 
     def route(self, paths: Iterable[RequestPath]) -> None:
         """Have requests of any-to-any services go these ways, as far as executors serve."""
