@@ -2,7 +2,7 @@
 
 `--week`: a virtual week. Rates follow the Azure weeks, the shares of classes wander, spot prices move,
 machines fail and are taken back; Atoll, an autoscaler and one plan for the mean meet the same world, and an
-oracle says what no less can be paid. Then a still day in which one class's share is raised by 30 % at noon:
+oracle says what no less can be paid. Then eight still hours in which one class's share is raised by 30 %:
 what a plan that stays keeps afterwards, what a controller keeps that sees rates alone, and what one that
 sees classes does. `--live`: the same for real, on this machine (`any_fleet_live`, where it is there).
 """
@@ -50,21 +50,23 @@ SEED = 1
 HISTORY_DAYS = 14.0
 CONTENDERS = ("atoll", "static-mean", "reactive", "oracle")
 SHIFT = 1.3
-"""How many times its share of requests a class has from noon on."""
+"""How many times its share of requests a class has from a moment on."""
+SHIFT_MINUTE, SHIFT_MINUTES = 120, 480
+"""When that is, and for how long is looked at."""
 LIVE = "benchmarks.any_to_any.any_fleet_live"
 CALM = WorldSettings(failures_per_h=0.0, preemptions_per_h=0.0, failed_starts=0.0)
 FLEET = """
 services:
   chat:
     model: qwen3-8b
-    rate: 24/s
+    rate: 48/s
     ttft: 1s
     tpot: 60ms
     lengths: azure-conv
     phases: together
   look:
     model: qwen2.5-vl-7b
-    rate: 32/s
+    rate: 64/s
     ttft: 2s
     tpot: 80ms
     phases: together
@@ -73,7 +75,7 @@ services:
       image+text: {share: 50%, input: 200, output: 150, images: {size: 1280x720}}
   assistant:
     model: qwen2.5-omni-7b
-    rate: 16/s
+    rate: 32/s
     ttft: 3s
     tpot: 100ms
     phases: together
@@ -83,10 +85,10 @@ services:
       audio -> audio: {share: 30%, input: 50, output: 60, audio: 8s, speech: 12s, ahead: 1s}
 pool:
   offers:
-    - {region: aws/us-east-2, node_type: L4:1, available: 96, usd_per_hour: 0.80}
-    - {region: aws/us-east-2, node_type: L4:1, available: 32, usd_per_hour: 0.36, market: spot}
-    - {region: aws/us-east-2, node_type: L40S:1, available: 64, usd_per_hour: 1.86}
-    - {region: aws/us-east-2, node_type: L40S:1, available: 32, usd_per_hour: 0.93, market: spot}
+    - {region: aws/us-east-2, node_type: L4:1, available: 192, usd_per_hour: 0.80}
+    - {region: aws/us-east-2, node_type: L4:1, available: 96, usd_per_hour: 0.36, market: spot}
+    - {region: aws/us-east-2, node_type: L40S:1, available: 128, usd_per_hour: 1.86}
+    - {region: aws/us-east-2, node_type: L40S:1, available: 96, usd_per_hour: 0.93, market: spot}
 settings:
   max_nodes_per_instance: 1
 """
@@ -138,14 +140,14 @@ def show_classes(results: Mapping[str, OperationResult]) -> None:
         print(f"  {klass.service:10s} {klass.klass:16s} {klass.target:.0%}  {row}")
 
 
-def shift_noon(setting: VirtualSetting, service: str, klass: str) -> VirtualSetting:
-    """Return a still day: the fleet's own rates, machines that do not fail, another mix from noon on."""
+def shift_class(setting: VirtualSetting, service: str, klass: str) -> VirtualSetting:
+    """Return still hours: the fleet's own rates, machines that do not fail, another mix from a moment on."""
     problem = setting.problem
-    history, noon = 2 * DAY_MINUTES, DAY_MINUTES // 2
-    minutes = history + DAY_MINUTES
+    history = 2 * DAY_MINUTES
+    minutes = history + SHIFT_MINUTES
     counts, classes = [], {}
     for one in problem.services:
-        luck = stream(SEED, "still day", one.name)
+        luck = stream(SEED, "still hours", one.name)
         row = luck.poisson(60.0 * one.rate_per_s, minutes)
         counts.append(row)
         if one.is_graph:
@@ -156,7 +158,7 @@ def shift_noon(setting: VirtualSetting, service: str, klass: str) -> VirtualSett
             ]
             after = restate_classes(problem, {one.name: grown}).service(one.name).classes
             shares = np.tile(before, (minutes, 1))
-            shares[history + noon :] = [each.share for each in after]
+            shares[history + SHIFT_MINUTE :] = [each.share for each in after]
             classes[one.name] = luck.multinomial(row, shares).T.astype(np.int64)
     demand = DemandSeries(
         tuple(one.name for one in problem.services), np.array(counts, np.int64), history, classes
@@ -173,34 +175,35 @@ def kept_between(result: OperationResult, service: str, begin: int, end: int) ->
 
 
 def shift_classes(
-    setting: VirtualSetting, fleet: CalibratedFleet
+    setting: VirtualSetting, fleet: CalibratedFleet, number: int
 ) -> dict[str, tuple[float, float]]:
-    """Print what services keep where a class's share is raised; return before and after of the worst."""
+    """Print what services keep where one of their first classes is asked for more; return the worst."""
     print(
-        f"\n  one class {SHIFT - 1:+.0%} at noon of a still day: % of its service's requests kept in the "
-        "hours before, in the first hour, in the last six"
+        f"\n  one class {SHIFT - 1:+.0%}: % of its service's requests kept before, in the first hour, in the "
+        "last four hours"
     )
     worst: dict[str, tuple[float, float]] = {}
-    noon = DAY_MINUTES // 2
     for service in setting.problem.graph_services:
-        for klass in service.classes[:2]:
-            day = shift_noon(setting, service.name, klass.name)
-            # As large as it must be for the mix before noon.
-            plan = plan_static(day, fleet.planner.renewed(), lambda row: float(row[:noon].mean()))
+        for klass in service.classes[:number]:
+            hours = shift_class(setting, service.name, klass.name)
+            # As large as it must be for the mix before.
+            plan = plan_static(
+                hours, fleet.planner.renewed(), lambda row: float(row[:SHIFT_MINUTE].mean())
+            )
             operators: list[FleetOperator] = [
                 StaticOperator("nobody", plan),
-                BlindOperator(AtollOperator(day.problem, fleet.planner.renewed())),
-                AtollOperator(day.problem, fleet.planner.renewed()),
+                BlindOperator(AtollOperator(hours.problem, fleet.planner.renewed())),
+                AtollOperator(hours.problem, fleet.planner.renewed()),
             ]
             line = ""
             for operator in operators:
-                result = operate(day, operator)
+                result = operate(hours, operator)
                 parts = [
                     kept_between(result, service.name, begin, end)
                     for begin, end in (
-                        (60, noon),
-                        (noon, noon + 60),
-                        (DAY_MINUTES - 360, DAY_MINUTES),
+                        (30, SHIFT_MINUTE),
+                        (SHIFT_MINUTE, SHIFT_MINUTE + 60),
+                        (SHIFT_MINUTES - 240, SHIFT_MINUTES),
                     )
                 ]
                 line += f"  {operator.name} {parts[0]:.1f} {parts[1]:.1f} {parts[2]:.1f}"
@@ -229,7 +232,7 @@ def run_week(quick: bool) -> list[Figure]:
     )
     found = run_contenders(setting, fleet)
     show_classes(found)
-    shifted = shift_classes(setting, fleet)
+    shifted = shift_classes(setting, fleet, 1 if quick else 2)
     atoll = found["atoll"]
     return [
         Figure("cost_vs_oracle", atoll.usd / found["oracle"].usd, 1.15),
