@@ -160,7 +160,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchTime:
-    """Seconds of a batch of a part alone: until all have a first token (0: there are none), and to the end."""
+    """Seconds of a batch of a part alone: to the first token of all (0: there are none), and to the end."""
 
     part: str
     klass: str
