@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.solve.joint.exchange.exchange import exchange
 from atoll.solve.joint.greedy.agh import agh
 from atoll.solve.joint.greedy.gh import gh
 from atoll.solve.joint.joint_check import violations
@@ -29,6 +28,7 @@ from benchmarks.planning.choice_tables import (
 )
 from benchmarks.report import Figure, finish, options
 from research.joint.exact.exact_search import exact
+from research.joint.exchange.exchange import exchange
 from research.joint.paper_instances import SIZES, paper_instance
 
 PAPER_S = {

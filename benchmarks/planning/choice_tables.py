@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.solve.joint.exchange.exchange import exchange
 from atoll.solve.joint.greedy.agh import agh
 from atoll.solve.joint.greedy.gh import gh
 from atoll.solve.joint.joint_check import violations
 from atoll.solve.joint.joint_problem import JointAnswer, JointProblem, cost_of
 from research.joint.exact.exact_search import exact
+from research.joint.exchange.exchange import exchange
 from research.joint.paper_instances import paper_instance
 from research.joint.robust import Uncertainty, plan_robustly
 from research.joint.rolling import demand_walks, rolling, static
