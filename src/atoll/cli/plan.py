@@ -51,8 +51,8 @@ class PlanSettings(VerbSettings):
     out: Path | None = option(None, "Write the plan here, as JSON.", "-o", "--out")
     solver: str | None = option(
         None,
-        "optimal (the default), fast, homogeneous, cauchy, ...; on a fixed cluster flow.search, flow.milp, "
-        "swarm, petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
+        "optimal (the default), fast, homogeneous, cauchy, gh, agh, ...; on a fixed cluster flow.search, "
+        "flow.milp, swarm, petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
     )
     compare: bool = option(False, "Also say what each baseline would cost.")
     effort: str = option(
