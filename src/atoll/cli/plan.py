@@ -86,6 +86,11 @@ class PlanSettings(VerbSettings):
         "On a fixed cluster, simulate the best few plans and take the one that generates most.",
         "--rank-by-simulation/--no-rank-by-simulation",
     )
+    router: Literal["atoll", "plain"] | None = option(
+        None,
+        "On a fixed cluster, what chooses pipelines in the runtime: atoll (looks ahead) or plain (round "
+        "robin over the plan's flows); the worse of the two if neither this nor the fleet file says.",
+    )
     attainment: Share | None = option(
         None, "Share of requests that must keep both promises, instead of the fleet file's."
     )
@@ -198,6 +203,7 @@ def plan(options: PlanSettings) -> None:
             robust=sure,
             risk=parse_risk(options.risk, fleet.problem),
             unserved_usd=options.unserved_usd,
+            router=options.router,
             engines=None
             if options.engines is None
             else options.engines.replace(" ", "").split(","),
