@@ -22,7 +22,8 @@ IDLE_S = 12 * 3600.0
 ABSOLUTE_S = 7 * 24 * 3600.0
 Kind = Literal["key", "link", "header"]
 """How somebody logged in."""
-ROLES = ("viewer", "member", "admin")
+ROLES = ("viewer", "member", "operator", "admin")
+"""The least first."""
 _MAX = 10_000
 _MAX_OF_ONE = 100
 """Sessions of one person: nobody pushes others out by logging in again and again."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.errors import AtollError
-from atoll.planner import fleet_pages, plan_pages, question_pages
+from atoll.planner import file_pages, fleet_pages, model_pages, plan_pages, question_pages
 from atoll.planner.jobs import to_api_error
 from atoll.planner.planner_service import (
     PlannerRequest,
@@ -34,6 +34,8 @@ from atoll.runtime.openai import ApiError
 ROUTES: tuple[PlannerRoute, ...] = (
     *fleet_pages.ROUTES,
     *plan_pages.ROUTES,
+    *file_pages.ROUTES,
+    *model_pages.ROUTES,
     *question_pages.ROUTES,
 )
 """Everything that the planner answers."""

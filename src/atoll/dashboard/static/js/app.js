@@ -16,7 +16,7 @@ const PAGES = [
   ["keys", "Keys and usage"],
   ["traces", "Traces"],
 ];
-const RANKS = { viewer: 0, member: 1, admin: 2 };
+const RANKS = { viewer: 0, member: 1, operator: 2, admin: 3 };
 const root = document.getElementById("app");
 let session = null;
 let live = null;

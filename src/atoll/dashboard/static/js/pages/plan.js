@@ -64,7 +64,7 @@ function drawNext(next, ctx, fleet, again) {
     h("div", { class: "figures" }, figure("Cost now", perHour(next.usd_before)), figure("Cost then", perHour(next.usd_after), { tone: next.usd_after <= next.usd_before ? "good" : "warn", note: `${next.usd_after >= next.usd_before ? "+" : ""}${usd(next.usd_after - next.usd_before)} an hour` }), figure("Dips on the way", next.dips?.length ? String(next.dips.length) : "none", { tone: next.dips?.length ? "warn" : "good" })),
     changeLines(next),
     [["Dips", next.dips], ["Why", next.reasons], ["Waits for", next.waits]].map(([name, rows]) => (rows?.length ? h("div", {}, h("h3", {}, name), h("ul", { class: "bullets" }, rows.map((text) => h("li", {}, text)))) : null)),
-    next.state === "waiting" ? (ctx.can("admin") ? h("div", { class: "row" }, button("Apply this change", () => decide(true), { kind: "primary", symbol: "check" }), button("Refuse", () => decide(false), { kind: "danger" })) : h("p", { class: "note" }, "An admin can apply or refuse it here.")) : null);
+    next.state === "waiting" ? (ctx.can("operator") ? h("div", { class: "row" }, button("Apply this change", () => decide(true), { kind: "primary", symbol: "check" }), button("Refuse", () => decide(false), { kind: "danger" })) : h("p", { class: "note" }, "An operator can apply or refuse it here.")) : null);
 }
 
 function drawHistory(events) {
