@@ -17,7 +17,7 @@ from atoll.core.files import parse_yaml, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.problem import Problem
-from atoll.planner.fleet_edit import describe_difference, services_key
+from atoll.planner.fleet_edit import MAX_LETTERS, describe_difference, services_key
 from atoll.planner.fleets import FleetEntry
 from atoll.planner.planner_service import (
     PlannerRequest,
@@ -25,7 +25,7 @@ from atoll.planner.planner_service import (
     PlanningService,
     json_response,
 )
-from atoll.planner.source import MAX_LETTERS, find_other_files, is_problem_text
+from atoll.planner.source import is_problem_text, refuse_other_files
 from atoll.runtime.http.handlers import Answer, Response
 from atoll.runtime.local.weights import STAND_IN_MODEL
 from atoll.runtime.openai import ApiError
@@ -123,15 +123,7 @@ def _check(file: FleetFile, text: str, before: str, record: FleetRecord) -> str:
     if not isinstance(new, dict):
         raise InputError("this is no fleet file", field="file")
     old = old if isinstance(old, dict) else {}
-    # Whoever may change the fleet may not have the planner read any file of this machine.
-    known = find_other_files(old)
-    for place, named in find_other_files(new).items():
-        if known.get(place) != named:
-            raise InputError(
-                "a file that is sent cannot name another one",
-                field=f"file.{place}",
-                hint="put its content there",
-            )
+    refuse_other_files(new, old)
     problem = parse_fleet(text, path=file.path, environ=os.environ)
     if problem.name != record.name:
         raise InputError(

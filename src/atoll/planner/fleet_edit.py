@@ -18,6 +18,8 @@ from atoll.core.units import pluralize
 from atoll.planner.yaml_text import rewrite
 
 MAX_NAMES = 1000
+MAX_LETTERS = 1_000_000
+"""Of a fleet file that somebody sends."""
 Name = Annotated[str, Field(min_length=1, max_length=120)]
 Entry = dict[str, JsonValue]
 
@@ -38,7 +40,8 @@ class FleetEdit(Frozen):
     """What is to be another in a fleet file.
 
     A service is given by the keys that change, `null` for one that goes back to what it is without, or is
-    `null` itself where it goes; a model by its entry in `catalog.models`, or `null`.
+    `null` itself where it goes; a model by its entry in `catalog.models`, or `null`. `text` is the whole file
+    as it is to be, instead of all these.
     """
 
     services: Annotated[dict[Name, Entry | None], Field(max_length=MAX_NAMES)] = Field(
@@ -48,9 +51,12 @@ class FleetEdit(Frozen):
         default_factory=dict
     )
     machines: Annotated[tuple[AddedMachines, ...], Field(max_length=MAX_NAMES)] = ()
+    text: Annotated[str, Field(max_length=MAX_LETTERS)] | None = None
 
     def describe(self) -> str:
         """Return the edit in a few words, for people."""
+        if self.text is not None:
+            return "another file"
         said = []
         for name, entry in self.services.items():
             keys = ", ".join(entry) if entry is not None else ""
@@ -63,6 +69,8 @@ class FleetEdit(Frozen):
 
 def edit_text(text: str, edit: FleetEdit) -> str:
     """Return the text of a fleet file with an edit made; InputError names what cannot be."""
+    if edit.text is not None:
+        return edit.text
     data = parse_yaml(text, path="fleet.yaml").data
     if not isinstance(data, dict):
         raise InputError("this is no fleet file", field="file", hint="it holds no keys")

@@ -15,11 +15,9 @@ from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.files.fleet_schema import FleetSpec
 from atoll.plan.files.read import is_problem_data, read_problem
 from atoll.plan.problem import Problem
-from atoll.planner.fleet_edit import FleetEdit, edit_text
+from atoll.planner.fleet_edit import MAX_LETTERS, FleetEdit, edit_text
 from atoll.planner.yaml_text import write_yaml
 
-MAX_LETTERS = 1_000_000
-"""Of a fleet file that somebody sends."""
 _BUILT_IN_CLASSES = "multimodal"
 
 
@@ -73,8 +71,11 @@ def read_edited(path: str | os.PathLike[str], edit: FleetEdit) -> WrittenFleet:
             hint="it was brought up from a problem.json",
         )
     changed = edit_text(text, edit)
+    data = parse_yaml(changed, path=Path(path).name).data
+    if isinstance(data, dict):
+        known = parse_yaml(text, path=Path(path).name).data
+        refuse_other_files(data, known if isinstance(known, dict) else {})
     problem = parse_fleet(changed, path=path, environ=os.environ)
-    data = parse_yaml(changed, path=path).data
     return WrittenFleet(problem, _standing_alone(data, problem), changed)
 
 
@@ -92,12 +93,7 @@ def read_sent(text: str) -> WrittenFleet:
         raise InputError(f"more than {MAX_LETTERS:,} letters", field="file", hint="send less")
     data = parse_yaml(text, path="fleet.yaml").data
     if isinstance(data, dict):
-        for place in find_other_files(data):
-            raise InputError(
-                "a file that is sent cannot name another one",
-                field=f"file.{place}",
-                hint="put its content there",
-            )
+        refuse_other_files(data, {})
     problem = parse_fleet(text)
     return WrittenFleet(problem, _standing_alone(data, problem))
 
@@ -123,6 +119,21 @@ def _standing_alone(data: object, problem: Problem) -> dict[str, Any] | None:
     if isinstance(facts, Mapping):
         found["catalog"] = problem.overlays[0]
     return None if find_other_files(found) else found
+
+
+def refuse_other_files(sent: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse a fleet file that somebody sent if it names other files than the one that it replaces.
+
+    Whoever may change a fleet may not have any file of this machine read.
+    """
+    named = find_other_files(known)
+    for place, path in find_other_files(sent).items():
+        if named.get(place) != path:
+            raise InputError(
+                "a file that is sent cannot name another one",
+                field=f"file.{place}",
+                hint="put its content there",
+            )
 
 
 def find_other_files(data: Mapping[str, Any]) -> dict[str, str]:

@@ -18,10 +18,9 @@ from atoll.plan.plan_diff import ChangedInstance
 from atoll.plan.problem import Problem
 from atoll.plan.proof import proof_of
 from atoll.planner.change import DialChange, apply_change
-from atoll.planner.fleet_edit import FleetEdit
+from atoll.planner.fleet_edit import MAX_LETTERS, FleetEdit
 from atoll.planner.plan_drawing import draw_plan
 from atoll.planner.source import (
-    MAX_LETTERS,
     WrittenFleet,
     read_edited,
     read_sent,

@@ -10,6 +10,7 @@ const PAGES = [
   ["overview", "Overview"],
   ["models", "Models"],
   ["chat", "Chat"],
+  ["deploy", "Deploy"],
   ["machines", "Machines"],
   ["plan", "Plan"],
   ["whatif", "What if"],

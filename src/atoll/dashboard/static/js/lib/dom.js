@@ -48,6 +48,7 @@ const PATHS = {
   overview: "M4 13h6V4H4zm0 7h6v-5H4zm10 0h6v-9h-6zm0-16v5h6V4z",
   models: "M12 3 3 7.5 12 12l9-4.5zM3 12l9 4.5L21 12M3 16.5 12 21l9-4.5",
   chat: "M4 5h16v11H9l-5 4z",
+  deploy: "M12 3c4 2.5 5.5 6.5 5 11l-2.5 2h-5L7 14c-.5-4.5 1-8.5 5-11zM12 9.2v.1M9.5 16 8 20.5M14.5 16l1.5 4.5",
   machines: "M4 4h16v6H4zm0 10h16v6H4zM7.5 7h.01M7.5 17h.01M12 7h5M12 17h5",
   plan: "M5 4h5v5H5zm9 11h5v5h-5zM7.5 9v5a3 3 0 0 0 3 3H14M14 4h5v5h-5zM10 6.5h4",
   whatif: "M5 7h8m4 0h2M5 17h2m4 0h8M15 4.5v5M9 14.5v5",
