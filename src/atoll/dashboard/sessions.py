@@ -158,6 +158,24 @@ class SessionStore:
         return session
 
 
+class ProgramSessions:
+    """Which session a key has that programs show with every request; keys are kept as their SHA-256."""
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, str] = {}
+
+    def find(self, key: str) -> str | None:
+        """Return the id of the session of a key, which may be over, or None."""
+        return self._ids.get(_hash(key))
+
+    def keep(self, key: str, session_id: str) -> None:
+        """Have a key stand for a session from now on."""
+        self._ids.pop(_hash(key), None)
+        self._ids[_hash(key)] = session_id
+        if len(self._ids) > _MAX:
+            del self._ids[next(iter(self._ids))]
+
+
 class LoginLimiter:
     """How often an address may fail to log in: some times at once, then twice a minute.
 

@@ -23,7 +23,7 @@ from atoll.runtime.openai import (
     TRANSCRIPTIONS,
 )
 
-_ERROR = {
+ERROR = {
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -116,7 +116,7 @@ def document() -> dict[str, Any]:
         (*REQUESTS.values(), *FORMS.values(), *_DIALECTS.values()),
         ref_template="#/components/schemas/{name}",
     )
-    schemas["Error"] = _ERROR
+    schemas["Error"] = ERROR
     schemas["MessagesError"] = _MESSAGES_ERROR
     for kind in FORMS.values():
         # The file passes unread, so no type has it.

@@ -29,7 +29,7 @@ function serviceTable(file, doing) {
     { name: "Model", value: (one) => modelOf(one.name, one.entry) },
     { name: "Promise", value: (one) => promise(one.entry) },
     { name: "Demand", right: true, value: (one) => quantity(one.entry.rate) },
-    { name: "", cell: (one) => (doing ? h("div", { class: "actions" },
+    { name: "Actions", cell: (one) => (doing ? h("div", { class: "actions" },
       button("Change", () => doing.change(one.name, one.entry), { kind: "small" }),
       button("Remove", () => doing.remove(one.name), { kind: "small", symbol: "trash", title: `Remove ${one.name}`, disabled: rows.length < 2 })) : null) },
   ], rows, { caption: "Services of the fleet file" });
@@ -78,11 +78,11 @@ export const page = {
       log?.close();
       const known = () => fleets.find((one) => one.name === fleet);
       const operated = known()?.kind === "operated";
-      const notices = h("div", { class: "stack" }), services = h("div"), editor = h("div", { class: "stack", id: "editor" }), runs = h("div", { class: "stack" }), next = h("div"), past = h("div"), earlier = h("div");
+      const state = h("div"), notices = h("div", { class: "stack" }), services = h("div"), editor = h("div", { class: "stack", id: "editor" }), runs = h("div", { class: "stack" }), next = h("div"), past = h("div"), earlier = h("div");
       const mayApply = operated && ctx.can("operator");
       let file = null;
 
-      const paintNotices = () => set(notices,
+      const paintNotices = () => set(state, operated ? stateBadge(known()?.up ? "up" : "down") : null) && set(notices,
         operated ? null : h("p", { class: "notice" }, "Nobody operates this fleet: changes are planned here, and the file is yours to download. ", h("code", {}, "atoll operate FILE"), " brings it up."),
         operated && !known()?.controller ? h("p", { class: "notice" }, "No controller follows this fleet's file now: ", h("code", {}, `atoll operate ${fleet}`), " does.") : null,
         known()?.errors?.length ? h("ul", { class: "bullets bad" }, known().errors.map((text) => h("li", {}, text))) : null);
@@ -174,7 +174,7 @@ export const page = {
         return table([
           { name: "Replaced", cell: (one) => h("time", { datetime: new Date(one.replaced_s * 1000).toISOString() }, moment(one.replaced_s)) },
           { name: "Version", cell: (one) => h("code", {}, one.version) },
-          { name: "", cell: (one) => h("div", { class: "actions" }, ctx.can("member") ? button("Look and go back", async () => {
+          { name: "Actions", cell: (one) => h("div", { class: "actions" }, ctx.can("member") ? button("Look and go back", async () => {
             try {
               openText((await ctx.api.get(`${base(fleet)}/file?version=${encodeURIComponent(one.version)}`)).file);
               editor.scrollIntoView({ block: "start" });
@@ -185,49 +185,29 @@ export const page = {
         ], rows, { caption: "Earlier versions of the fleet file" });
       }
 
-      function drawRuns(told) {
-        const logPlace = h("div", { id: "log" });
-        const look = (name) => { log?.close(); log = openLog(ctx, `${base(fleet)}/logs/${encodeURIComponent(name)}`, name, logPlace); };
-        const rows = (told.instances ?? []).filter((one) => one.state !== "gone");
-        return h("div", { class: "stack" }, table([
-          { name: "Instance", key: "instance" },
-          { name: "Service", key: "service" },
-          { name: "State", cell: (one) => stateBadge(one.state) },
-          { name: "Where", value: (one) => [one.target, ...(one.hosts ?? [])].join(", ") },
-          { name: "Cost", right: true, value: (one) => perHour(one.usd_per_hour) },
-          { name: "Why", value: (one) => one.reason || DASH, hide: "narrow" },
-          { name: "", cell: (one) => (ctx.can("operator") ? button("Log", () => look(one.instance), { kind: "small", title: `Log of ${one.instance}` }) : null) },
-        ], rows, { caption: "Instances of the fleet", none: "No instance stands yet.", id: "instances" }),
-        ctx.can("operator") ? h("div", { class: "row" }, button("Log of the gateway", () => look("gateway"), { kind: "small" }), button("Log of the hub", () => look("hub"), { kind: "small" })) : null, logPlace);
-      }
+      const logPlace = h("div", { id: "log" });
+      const look = (name) => { log?.close(); log = openLog(ctx, `${base(fleet)}/logs/${encodeURIComponent(name)}`, name, logPlace); };
+      const drawInstances = (told) => table([
+        { name: "Instance", key: "instance" },
+        { name: "Service", key: "service" },
+        { name: "State", cell: (one) => stateBadge(one.state) },
+        { name: "Where", value: (one) => [one.target, ...(one.hosts ?? [])].join(", ") },
+        { name: "Cost", right: true, value: (one) => perHour(one.usd_per_hour) },
+        { name: "Why", value: (one) => one.reason || DASH, hide: "narrow" },
+        { name: "Actions", cell: (one) => (ctx.can("operator") ? button("Log", () => look(one.instance), { kind: "small", title: `Log of ${one.instance}` }) : null) },
+      ], (told.instances ?? []).filter((one) => one.state !== "gone"), { caption: "Instances of the fleet", none: "No instance stands yet.", id: "instances" });
 
       const reloads = operated ? [
         load(next, () => ctx.api.get(`${base(fleet)}/next`), (told) => drawNext(told.next, ctx, fleet, refresh)),
         load(past, () => ctx.api.get(`${base(fleet)}/history?last=30`), (told) => drawHistory(told.events)),
       ] : [];
-      let table0 = null;
-      async function reloadRuns() {
-        if (!operated) return;
-        try {
-          const told = await ctx.api.get(base(fleet));
-          const drawn = drawRuns(told);
-          // A log that is open stays open while instances come and go.
-          if (table0 && runs.contains(table0)) {
-            const fresh = drawn.querySelector("#instances");
-            table0.replaceWith(fresh);
-            table0 = fresh;
-          } else {
-            set(runs, drawn);
-            table0 = drawn.querySelector("#instances");
-          }
-        } catch (error) {
-          if (!table0) set(runs, failed(error, reloadRuns));
-        }
-      }
+      const instances = h("div");
+      const reloadRuns = load(instances, () => ctx.api.get(base(fleet)), drawInstances);
       const refresh = () => { for (const one of reloads) one(); reloadRuns(); };
-      if (operated) { set(runs, loading()); reloadRuns(); }
+      // A log that is open stays open while instances come and go.
+      if (operated) set(runs, instances, ctx.can("operator") ? h("div", { class: "row" }, button("Log of the gateway", () => look("gateway"), { kind: "small" }), button("Log of the hub", () => look("hub"), { kind: "small" })) : null, logPlace);
 
-      set(place, h("div", { class: "row" }, fleetChoice(fleets, fleet, show), operated ? stateBadge(known()?.up ? "up" : "down") : null), notices,
+      set(place, h("div", { class: "row" }, fleetChoice(fleets, fleet, show), state), notices,
         card("What it serves", { actions: [
           ctx.can("member") ? button("Deploy a model", () => file?.services && openService(null, {}), { kind: "primary", symbol: "plus" }) : null,
           ctx.can("member") ? button("Edit as text", () => file && openText()) : null,
