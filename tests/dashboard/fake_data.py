@@ -582,3 +582,7 @@ MODELS_TO_DEPLOY = [
         ("qwen3-32b", "Qwen/Qwen3-32B", 32_762_123_264),
     )
 ]
+INVITATIONS = [
+    {"name": "gpu5", "made_s": 1.79e9, "expires_s": 1.8e9, "state": "good"},
+    {"name": "gpu4", "made_s": 1.78e9, "expires_s": 1.79e9, "state": "expired"},
+]

@@ -412,9 +412,25 @@ class FakeDesk(FakeService):
                 return self._approve(request, role, name)
             case "file":
                 return self._file(request, role, name)
+            case "invitations":
+                return self._invitations(request)
             case other if other.startswith("logs/"):
                 return answer_json({"instance": other[5:], "text": "it has begun\nit is ready"})
         raise ApiError(404, "nothing there", code="not_found")
+
+    def _invitations(self, request: Request) -> Answer:
+        if request.method != b"POST":
+            return answer_json({"invitations": data.INVITATIONS})
+        asked = json.loads(request.body)
+        return answer_json(
+            {
+                "name": asked["name"],
+                "line": f"atoll join --fabric TOKEN --name {asked['name']}",
+                "expires_s": self.started_s + 86400.0 * asked["days"],
+                "hubs": ["127.0.0.1:7000"],
+                "only_here": True,
+            }
+        )
 
     def _file(self, request: Request, role: str, name: str) -> Answer:
         if request.method == b"PUT":

@@ -40,14 +40,17 @@ class FleetEdit(Frozen):
     """What is to be another in a fleet file.
 
     A service is given by the keys that change, `null` for one that goes back to what it is without, or is
-    `null` itself where it goes; a model by its entry in `catalog.models`, or `null`. `text` is the whole file
-    as it is to be, instead of all these.
+    `null` itself where it goes; a model or a GPU by its entry in `catalog`, or `null`. `text` is the whole
+    file as it is to be, instead of all these.
     """
 
     services: Annotated[dict[Name, Entry | None], Field(max_length=MAX_NAMES)] = Field(
         default_factory=dict
     )
     models: Annotated[dict[Name, Entry | None], Field(max_length=MAX_NAMES)] = Field(
+        default_factory=dict
+    )
+    gpus: Annotated[dict[Name, Entry | None], Field(max_length=MAX_NAMES)] = Field(
         default_factory=dict
     )
     machines: Annotated[tuple[AddedMachines, ...], Field(max_length=MAX_NAMES)] = ()
@@ -89,15 +92,17 @@ def edit_data(data: Mapping[str, Any], edit: FleetEdit) -> dict[str, Any]:
             hint="`atoll down` ends a whole fleet",
         )
     changed[key] = services
-    if edit.models:
-        facts = data.get("catalog") or {}
+    for kind, entries in (("models", edit.models), ("gpus", edit.gpus)):
+        if not entries:
+            continue
+        facts = changed.get("catalog") or {}
         if not isinstance(facts, Mapping):
             raise InputError(
-                f"its models are in {facts}", field="edit.models", hint="write the model there"
+                f"its facts are in {facts}", field=f"edit.{kind}", hint="write them there"
             )
-        known = facts.get("models") or {}
-        models = {n: m for n, m in {**known, **edit.models}.items() if m is not None}
-        changed["catalog"] = {**facts, "models": models}
+        merged = {**(facts.get(kind) or {}), **entries}
+        kept = {name: entry for name, entry in merged.items() if entry is not None}
+        changed["catalog"] = {**facts, kind: kept}
     for at, each in enumerate(edit.machines):
         _add_machines(changed, each, f"edit.machines.{at}")
     return changed

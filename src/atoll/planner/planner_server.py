@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.errors import AtollError
-from atoll.planner import file_pages, fleet_pages, model_pages, plan_pages, question_pages
+from atoll.planner import (
+    file_pages,
+    fleet_pages,
+    machine_pages,
+    model_pages,
+    plan_pages,
+    question_pages,
+)
 from atoll.planner.jobs import to_api_error
 from atoll.planner.openapi import document
 from atoll.planner.planner_service import (
@@ -38,6 +45,7 @@ ROUTES: tuple[PlannerRoute, ...] = (
     *plan_pages.ROUTES,
     *file_pages.ROUTES,
     *model_pages.ROUTES,
+    *machine_pages.ROUTES,
     *question_pages.ROUTES,
 )
 """Everything that the planner answers."""

@@ -12,6 +12,7 @@ const PAGES = [
   ["chat", "Chat"],
   ["deploy", "Deploy"],
   ["machines", "Machines"],
+  ["join", "Add a machine"],
   ["plan", "Plan"],
   ["whatif", "What if"],
   ["keys", "Keys and usage"],

@@ -2,14 +2,13 @@
 
 import { h, set } from "../lib/dom.js";
 import { firstFleet, fleetChoice } from "../lib/fleetchoice.js";
-import { DASH, moment, percent, perHour, plural, rate, seconds, sentence, usd } from "../lib/format.js";
-import { group, instanceColumns, planPicture } from "../lib/planpicture.js";
+import { DASH, moment, perHour } from "../lib/format.js";
 import { withPlanner } from "../lib/services.js";
-import { badge, button, card, confirmName, empty, failed, figure, load, loading, snippet, stateBadge, table } from "../lib/ui.js";
+import { button, card, confirmName, empty, load, loading, snippet, stateBadge, table } from "../lib/ui.js";
+import { showPlan } from "./deploy/change.js";
 import { openLog } from "./deploy/log.js";
 import { serviceForm, textForm } from "./deploy/forms.js";
 import { drawHistory, drawNext } from "./plan.js";
-import { download } from "./whatif.js";
 
 const base = (fleet) => `/api/planner/fleets/${encodeURIComponent(fleet)}`;
 const quantity = (value) => (value === undefined || value === null ? DASH : typeof value === "object" ? JSON.stringify(value) : String(value));
@@ -33,34 +32,6 @@ function serviceTable(file, doing) {
       button("Change", () => doing.change(one.name, one.entry), { kind: "small" }),
       button("Remove", () => doing.remove(one.name), { kind: "small", symbol: "trash", title: `Remove ${one.name}`, disabled: rows.length < 2 })) : null) },
   ], rows, { caption: "Services of the fleet file" });
-}
-
-function keptBadge(one, share) {
-  return share === null || share === undefined ? DASH : badge(`${percent(share)} of ${percent(one.target ?? 0.95)}`, share >= (one.target ?? 0.95) ? "good" : "bad");
-}
-
-/** What a plan of the changed file says: cost, promises, engines and their standing. */
-function drawPlanned(found) {
-  const { now, then, diff = {} } = found;
-  const more = then.usd_per_hour - now.usd_per_hour;
-  const plan = then.plan;
-  return [h("p", { class: "verdict", role: "status" }, sentence(found.verdict), h("span", { class: "note" }, ` Planned and simulated in ${seconds(found.seconds)}.`)),
-    h("div", { class: "figures" },
-      figure("Cost then", perHour(then.usd_per_hour), { note: Math.abs(more) < 0.005 ? "as now" : `${more > 0 ? "+" : ""}${usd(more)} an hour`, tone: more > 0.005 ? "warn" : "good" }),
-      figure("Demand served", percent(then.served), { tone: then.served >= 0.9995 ? "good" : "bad" }),
-      figure("Instances", String((plan.instances ?? []).length), { note: `${plural((diff.starts ?? []).length, "start")}, ${(diff.goes ?? []).length} end, ${diff.stays ?? 0} stay` })),
-    table([
-      { name: "Service", key: "name" },
-      { name: "Model", key: "model" },
-      { name: "Asked", right: true, value: (one) => rate(one.requests_per_s, "requests") },
-      { name: "Promise", value: (one) => (one.ttft_s ? `first token ${seconds(one.ttft_s)}, then ${seconds(one.tpot_s)} each` : DASH) },
-      { name: "Kept", cell: (one) => keptBadge(one, then.kept?.[one.name]) },
-      { name: "Cost", right: true, value: (one) => perHour(one.usd_per_hour) },
-    ], plan.services ?? [], { caption: "Services with the change" }),
-    planPicture(plan),
-    table(instanceColumns, group(plan.instances ?? []), { caption: "Instances with the change" }),
-    h("details", {}, h("summary", {}, "What starts and what ends"), diff.text?.length ? h("ul", { class: "bullets" }, diff.text.map((text) => h("li", {}, text))) : h("p", { class: "note" }, "Nothing.")),
-    (found.notes ?? []).map((text) => h("p", { class: "note" }, sentence(text)))];
 }
 
 export const page = {
@@ -125,45 +96,15 @@ export const page = {
       /** Plan what is asked; what becomes of it stands below the form. */
       async function plan(ask, complain, word, text = null) {
         running?.abort();
-        const mine = (running = new AbortController());
         editor.querySelector("#planned")?.remove();
-        const bar = h("progress", { max: 1, "aria-label": "Planning" }), words = h("p", {}, "Planning…");
-        const result = h("section", { id: "planned", class: "card", "aria-label": "The plan with this change", "aria-busy": "true" }, h("div", { class: "state" }, bar, words));
-        editor.append(result);
-        result.scrollIntoView({ block: "nearest" });
-        try {
-          const found = await ctx.api.job("/api/planner/whatif", ask, { signal: mine.signal, onProgress: (told) => {
-            if (told.share !== undefined && told.share !== null) bar.value = told.share;
-            set(words, told.text ?? "Planning…");
+        running = showPlan(ctx, { place: editor, ask, word, text, complain, fleet, fileName: fileName(), version: () => file.version, mayApply, cancel: close,
+          why: operated ? "An operator can make this change." : "Nobody operates this fleet: download the file and bring it up.",
+          applied(told) {
+            set(editor, h("p", { class: "notice", role: "status" }, `The fleet file is replaced: ${told.changed}. ${known()?.controller ? "The controller follows it within seconds; what it does is shown below." : "It is followed as soon as a controller operates this fleet."}`));
+            reloadFile();
+            refresh();
           } });
-          if (running !== mine) return;
-          const written = text ?? found.fleet_file;
-          const use = button(word, () => apply(written, use), { kind: "primary", symbol: "check", id: "apply" });
-          set(result, h("h2", {}, "The plan with this change"), drawPlanned(found),
-            h("details", {}, h("summary", {}, "The fleet file with this change"), h("pre", { class: "file", tabindex: "0" }, h("code", {}, written))),
-            h("div", { class: "row" }, mayApply ? use : null, button("Download the file", () => download(fileName(), written), { symbol: "download" }), button("Cancel", close)),
-            mayApply ? null : h("p", { class: "note" }, operated ? "An operator can make this change." : "Nobody operates this fleet: download the file and bring it up."));
-        } catch (error) {
-          if (error.name === "AbortError" || running !== mine) return;
-          if (complain?.(error)) result.remove();
-          else set(result, failed(error, () => plan(ask, complain, word, text)));
-        } finally {
-          result.removeAttribute("aria-busy");
-        }
-      }
-
-      async function apply(text, pressed) {
-        pressed.disabled = true;
-        try {
-          const told = await ctx.api.put(`${base(fleet)}/file`, { file: text, version: file.version });
-          ctx.toast(`The fleet file is replaced: ${told.changed}`);
-          set(editor, h("p", { class: "notice", role: "status" }, `The fleet file is replaced: ${told.changed}. ${known()?.controller ? "The controller follows it within seconds; what it does is shown below." : "It is followed as soon as a controller operates this fleet."}`));
-          reloadFile();
-          refresh();
-        } catch (error) {
-          pressed.disabled = false;
-          ctx.toast(error.message, "bad");
-        }
+        await running.done;
       }
 
       const fileName = () => `${fleet.replace(/\.(ya?ml|json)$/, "").replace(/[^A-Za-z0-9_-]+/g, "-")}.yaml`;
