@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,3 +165,53 @@ def test_the_file_is_edited_as_text_and_an_earlier_one_is_found_again(
     page.get_by_role("button", name="Look and go back").click()
     page.get_by_label("Fleet file", exact=True).wait_for()
     check_axe(visitor)
+
+
+@pytest.mark.engine
+def test_a_machine_is_added_and_planned_with(operated: OperatedSite, visit: Visit) -> None:
+    visitor = visit(operated)
+    page = visitor.page
+    visitor.go("/deploy?fleet=lab")
+    table = page.get_by_role("region", name="Instances of the fleet")
+    button = page.get_by_role("button", name="Apply this change")
+    button.or_(table.get_by_text("ready")).first.wait_for(timeout=_PATIENCE_MS)
+    if button.count():
+        button.click()
+        wait_ready(page, "chat")
+    visitor.go("/join?fleet=lab")
+    page.get_by_label("Name of the machine").fill("gpu7")
+    page.get_by_role("button", name="Make the line to type there").click()
+    page.get_by_text("Waiting for gpu7").wait_for()
+    page.get_by_text("listens on this machine only").wait_for()
+    line = shlex.split(page.locator(".snippet pre").first.inner_text())
+    assert line[:2] == ["atoll", "join"]
+    assert line[-2:] == ["--name", "gpu7"]
+    check_axe(visitor)
+    machine = operated.start(*line[1:], "--gpus", "L4:1")
+    try:
+        page.get_by_text("it has joined").wait_for(timeout=_PATIENCE_MS)
+        assert "1× L4" in page.locator(".facts").inner_text()
+        assert page.get_by_label("Node type").input_value() == "L4:1"
+        page.get_by_label("Region").fill("here")
+        page.get_by_role("button", name="Show the plan").click()
+        page.get_by_role("button", name="Use it").click(timeout=_PATIENCE_MS)
+        page.get_by_text("The fleet file counts it now").wait_for()
+        pool = yaml.safe_load(operated.file.read_text())["pool"]
+        assert pool["offers"][0]["available"] == 5
+        check_axe(visitor)
+        page.get_by_role("button", name="Take back").click()
+        page.get_by_text("revoked").wait_for()
+        # It is told so, and leaves.
+        assert machine.wait(120) != 0
+    finally:
+        machine.kill()
+        machine.wait()
+    operated.file.write_text(LAB)
+
+
+def test_a_viewer_asks_no_machine(site: Site, visit: Visit) -> None:
+    visitor = visit(site, key="atoll-finance")
+    visitor.go("/join?fleet=lab")
+    visitor.page.get_by_text("Operators ask machines to come").wait_for()
+    for name in ("Make the line to type there", "Take back"):
+        assert visitor.page.get_by_role("button", name=name).count() == 0

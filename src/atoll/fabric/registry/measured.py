@@ -23,7 +23,7 @@ def pack_measured(measured: Mapping[str, Any]) -> dict[str, str]:
 
 def unpack_measured(labels: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the measurement that labels tell of, None where they tell of none that can be read."""
-    pieces = []
+    pieces: list[str] = []
     while len(pieces) < _MAX_PIECES and (piece := labels.get(f"{_LABEL}{len(pieces)}")) is not None:
         pieces.append(piece)
     try:
