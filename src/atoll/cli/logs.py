@@ -6,9 +6,11 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import typer
 
+from atoll.cli.console_client import ConsoleClient, console_field, fleet_path
 from atoll.cli.options import VerbSettings, verb
 from atoll.control.operation.options import STATE_HELP
 from atoll.core.errors import UsageError
@@ -36,6 +38,7 @@ class LogsSettings(VerbSettings):
     lines: int = option(100, "How many of the last lines.", ge=1, le=100_000)
     follow: bool = option(False, "Go on until Ctrl-C.")
     state: Path | None = option(None, STATE_HELP)
+    console: str | None = console_field()
 
 
 @verb(app, LogsSettings)
@@ -47,7 +50,10 @@ def logs(options: LogsSettings) -> None:
     if len(options.names) > 2:
         raise UsageError("one instance at a time", hint="atoll logs FLEET INSTANCE")
     fleet = options.names[0] if len(options.names) == 2 else None
-    read = _find(fleet, options.names[-1], options.state)
+    if options.console is not None:
+        read = _ask(fleet, options, options.console)
+    else:
+        read = _find(fleet, options.names[-1], options.state)
     text = read(options.lines)
     _write(text)
     if not options.follow:
@@ -73,6 +79,19 @@ def _write(text: str) -> None:
     if text:
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()
+
+
+def _ask(fleet: str | None, options: LogsSettings, url: str) -> Callable[[int], str]:
+    """Return what asks a console elsewhere for the last lines."""
+    if fleet is None:
+        raise UsageError("of which fleet?", hint="atoll logs FLEET INSTANCE --console URL")
+    client = ConsoleClient.find(url)
+    path = fleet_path(fleet, f"logs/{quote(options.names[-1], safe='')}")
+
+    def read(lines: int) -> str:
+        return str(client.ask("GET", f"{path}?lines={min(lines, 10_000)}")["text"])
+
+    return read
 
 
 def _find(fleet: str | None, name: str, state: Path | None) -> Callable[[int], str]:

@@ -15,7 +15,7 @@ import msgspec
 from atoll.core.version import __version__
 from atoll.dashboard.services import ServiceCall, ServiceDirectory, own
 from atoll.runtime.http.http_client import FetchError
-from atoll.runtime.openai import ApiError
+from atoll.runtime.openai import ERROR_SCHEMA, ApiError
 
 Json = dict[str, Any]
 _OWN = "/atoll/v1/"
@@ -24,22 +24,6 @@ _FRESH_S = 10.0
 _MODELS = "/v1/"
 _METHODS = frozenset({"get", "put", "post", "delete", "patch"})
 _REFS = "#/components/schemas/"
-_ERROR: Json = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "integer", "null"]},
-            },
-        }
-    },
-}
 _FAILURES = {
     "400": "the request is malformed",
     "401": "nobody is logged in, or the key is not good",
@@ -98,7 +82,7 @@ class ApiDocument:
 def describe_api(services: Mapping[str, Json | None]) -> Json:
     """Return the document; `services` has those of gateway and planner by name, None where one is away."""
     paths: Json = _own_paths()
-    schemas: Json = {"Error": _ERROR}
+    schemas: Json = {"Error": ERROR_SCHEMA}
     for service, document in services.items():
         if document is None:
             continue

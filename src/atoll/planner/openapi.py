@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from atoll.core.version import __version__
 from atoll.planner.planner_service import PlannerRoute, Role
-from atoll.runtime.gateway.openapi import ERROR
+from atoll.runtime.openai import ERROR_SCHEMA
 
 _REF = "#/components/schemas/{model}"
 _FAILURES = {
@@ -41,7 +41,7 @@ def document(routes: tuple[PlannerRoute, ...]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Atoll planner", "version": __version__},
         "paths": paths,
-        "components": {"schemas": {"Error": ERROR, **_schemas(routes)}},
+        "components": {"schemas": {"Error": ERROR_SCHEMA, **_schemas(routes)}},
     }
 
 

@@ -43,7 +43,7 @@ export const page = {
         { name: "Good until", value: (one) => day(one.expires_s) },
         { name: "Token", cell: (one) => stateBadge(one.state === "good" ? "active" : one.state) },
         { name: "Actions", cell: (one) => (one.state === "good" && ctx.can("operator") ? button("Take back", () => revoke(one.name), { kind: "small", title: `Take back the token of ${one.name}` }) : DASH) },
-      ], told.invitations, { caption: "Machines that were asked to come", none: "No machine was asked to come from here." }));
+      ], told.invitations, { caption: "Machines and their tokens", none: "No machine was asked to come from here." }));
 
       async function revoke(name) {
         try {
