@@ -51,8 +51,8 @@ class PlanSettings(VerbSettings):
     out: Path | None = option(None, "Write the plan here, as JSON.", "-o", "--out")
     solver: str | None = option(
         None,
-        "optimal (the default), fast, homogeneous, cauchy, ...; on a fixed cluster flow.search, flow.milp, "
-        "swarm, petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
+        "optimal (the default), fast, homogeneous, cauchy, gh, agh, ...; on a fixed cluster flow.search, "
+        "flow.milp, swarm, petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
     )
     compare: bool = option(False, "Also say what each baseline would cost.")
     effort: str = option(
@@ -85,6 +85,11 @@ class PlanSettings(VerbSettings):
         True,
         "On a fixed cluster, simulate the best few plans and take the one that generates most.",
         "--rank-by-simulation/--no-rank-by-simulation",
+    )
+    router: Literal["atoll", "plain"] | None = option(
+        None,
+        "On a fixed cluster, what chooses pipelines in the runtime: atoll (looks ahead) or plain (round "
+        "robin over the plan's flows); the worse of the two if neither this nor the fleet file says.",
     )
     attainment: Share | None = option(
         None, "Share of requests that must keep both promises, instead of the fleet file's."
@@ -198,6 +203,7 @@ def plan(options: PlanSettings) -> None:
             robust=sure,
             risk=parse_risk(options.risk, fleet.problem),
             unserved_usd=options.unserved_usd,
+            router=options.router,
             engines=None
             if options.engines is None
             else options.engines.replace(" ", "").split(","),
