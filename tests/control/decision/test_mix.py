@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.decision.control_view import ForecastState, TrafficSeen, TrafficWindow
-from atoll.control.decision.decide import DrainInstance, StartInstance
+from atoll.control.decision.control_view import (
+    ForecastState,
+    Memory,
+    TrafficSeen,
+    TrafficWindow,
+)
+from atoll.control.decision.decide import DrainInstance, StartInstance, reroute
 from atoll.control.decision.executor_capacity import ClassNeed, ExecutorKind, most_requests
 from atoll.control.decision.forecast import forecast_classes
 from atoll.control.decision.route_weights import spread_paths
@@ -162,6 +168,28 @@ def test_paths_are_the_plans_where_just_the_planned_serve_and_else_those_that_ca
                     busy[name] += klass.share * path.share * weight * took
     most = most_requests(NEEDS, {kind("vision"): 1, kind("llm"): 1, kind("vision", "llm"): 1})
     assert max(busy.values()) * most <= 1.0 + 1e-6
+
+
+def test_a_lost_executor_is_gone_round_at_once_and_told_once() -> None:
+    here = [executor(*one) for one in (("a", "vision"), ("b", "llm"), ("c", "vision+llm"))]
+    step = RequestStep(parts=("vision", "llm"), instances={"c": 1.0})
+    path = RequestPath(service="look", klass="image+text", share=1.0, steps=(step,))
+    plan = plan_over(*here).model_copy(update={"paths": (path,)})
+    world = World(FLEET, FLEET.offers)
+    for one in here:
+        world.put(one)
+    memory = Memory(plan=plan, paths=plan.paths)
+    assert reroute(world.view(), memory) is None
+    world.lose("c")
+    told = reroute(world.view(), memory)
+    assert told is not None
+    assert {name for one in told.paths for s in one.steps for name in s.instances} == {"a", "b"}
+    memory = replace(memory, paths=told.paths)
+    assert reroute(world.view(), memory) is None
+    # Nobody else sees: there is nothing else to tell.
+    world.lose("a")
+    again = reroute(world.view(), memory)
+    assert again is None or reroute(world.view(), replace(memory, paths=again.paths)) is None
 
 
 def test_phases_apart_and_together_are_two_ways() -> None:

@@ -459,13 +459,16 @@ def reroute(view: View, memory: Memory) -> ReweightRoutes | None:
     serving = {
         seen.id: seen.instance.model_copy(update={"id": seen.id})
         for seen in view.instances
-        if seen.id in told and seen.status.state == "ready"
+        if seen.status.state == "ready" and (seen.id in told or seen.instance.is_executor)
     }
     gone = sorted(told - serving.keys())
     if not gone or not serving:
         return None
     routes = _route(view.problem, serving.values(), memory.plan)
     paths = spread_paths(view.problem, serving.values(), memory.plan, memory.mixes)
+    # Paths may name executors that do not serve, where no others can do what they are planned for.
+    if routes == (memory.routes or ()) and paths == memory.paths:
+        return None
     text = f"{', '.join(gone)} gone: {_describe_serving(len(serving))}"
     return ReweightRoutes(routes, text, paths)
 
