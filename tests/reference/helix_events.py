@@ -48,9 +48,9 @@ _NEW, _SEND, _SENT, _ARRIVED, _BEGIN, _RAN, _END = range(7)
 """What happens: a pass begins, a vertex sends, a link is free, a message is there, a node begins a batch, has
 run it, the sink collects."""
 _NUMBER, _STAMP, _FED, _PROMPTS, _DECODES, _TURNED, _WAITED, _OVERFLOWS, _ENDED = range(9)
-"""Counts of `State.count`."""
+"""Counts of `_State.counts`."""
 _ARRIVED_QUEUE, _WAITING_QUEUE = range(2)
-"""Queues of `State.hall_first`: at the sink, and of those that found no way."""
+"""Queues of `_State.hall_first`: at the sink, and of those that found no way."""
 _MOST_HOPS = 128
 
 
@@ -155,7 +155,7 @@ class _Fixed(NamedTuple):
 class _State(NamedTuple):
     """What changes. A request stands in one queue at a time; `after` is who comes next in it."""
 
-    count: Ints
+    counts: Ints
     # Requests: the links of their way and how many, how far along, tokens done, when this pass began.
     way: Ints
     hops: Ints
@@ -252,7 +252,7 @@ def run(
     )
     state = _blank(fixed)
     _simulate(fixed, state)
-    count = state.count
+    count = state.counts
     return Run(
         int(count[_DECODES]) / (until_s - from_s),
         state.told_prompt_s[: count[_PROMPTS]],
@@ -276,7 +276,7 @@ def _blank(fixed: _Fixed) -> _State:
         return np.zeros(count, np.int64)
 
     return _State(
-        count=zero(9),
+        counts=zero(9),
         way=np.full((total, _MOST_HOPS), -1, np.int64),
         hops=zero(total),
         at=zero(total),
@@ -316,10 +316,10 @@ def _simulate(f: _Fixed, s: _State) -> None:
     soon = [(0, 0, 0)]
     soon.pop()
     total = len(f.prompt)
-    while s.count[_FED] < total and (f.online or s.count[_FED] < _STARTING):
-        fed = s.count[_FED]
+    while s.counts[_FED] < total and (f.online or s.counts[_FED] < _STARTING):
+        fed = s.counts[_FED]
         due = f.arrival_s[fed] if f.online else f.begin_s + fed * _FEED_DELAY_S
-        s.count[_FED] += 1
+        s.counts[_FED] += 1
         _push(s, later, due, _NEW, fed)
     now, read = f.begin_s, 0
     while read < len(soon) or len(later) > 0:
@@ -355,14 +355,14 @@ def _simulate(f: _Fixed, s: _State) -> None:
 
 @njit(cache=True)
 def _push(s: _State, later: list[_Event], time_s: float, what: int, which: int) -> None:
-    heapq.heappush(later, (time_s, s.count[_NUMBER], what, which))
-    s.count[_NUMBER] += 1
+    heapq.heappush(later, (time_s, s.counts[_NUMBER], what, which))
+    s.counts[_NUMBER] += 1
 
 
 @njit(cache=True)
 def _push_soon(s: _State, soon: list[_Soon], what: int, which: int) -> None:
-    soon.append((s.count[_NUMBER], what, which))
-    s.count[_NUMBER] += 1
+    soon.append((s.counts[_NUMBER], what, which))
+    s.counts[_NUMBER] += 1
 
 
 @njit(cache=True)
@@ -378,7 +378,7 @@ def _append(first: Ints, last: Ints, after: Ints, queue: int, q: int) -> None:
 @njit(cache=True)
 def _size(f: _Fixed, s: _State, q: int) -> int:
     """Tokens of a request's pass."""
-    return f.prompt[q] if s.done[q] == 0 else 1
+    return int(f.prompt[q]) if s.done[q] == 0 else 1
 
 
 @njit(cache=True)
@@ -388,10 +388,10 @@ def _begin_pass(f: _Fixed, s: _State, soon: list[_Soon], q: int, now: float) -> 
             s.began_s[q] = now
         if not _find_way(f, s, q):
             if f.online:
-                s.count[_WAITED] += 1
+                s.counts[_WAITED] += 1
                 _append(s.hall_first, s.hall_last, s.after, _WAITING_QUEUE, q)
             else:
-                s.count[_TURNED] += 1
+                s.counts[_TURNED] += 1
             return
         _book(f, s, q, 1.0)
     else:
@@ -404,8 +404,8 @@ def _begin_pass(f: _Fixed, s: _State, soon: list[_Soon], q: int, now: float) -> 
 
 @njit(cache=True)
 def _queue_for_link(s: _State, q: int) -> None:
-    s.count[_STAMP] += 1
-    s.stamp[q] = s.count[_STAMP]
+    s.counts[_STAMP] += 1
+    s.stamp[q] = s.counts[_STAMP]
     _append(s.queue_first, s.queue_last, s.after, s.way[q, s.at[q]], q)
 
 
@@ -531,8 +531,8 @@ def _next_layer(f: _Fixed, s: _State, v: int) -> int:
     for step in range(1, count):
         tried = (s.layer[v] + step) % count
         if s.slot_first[s.base[v] + tried] >= 0:
-            return tried
-    return s.layer[v]
+            return int(tried)
+    return int(s.layer[v])
 
 
 @njit(cache=True)
@@ -598,7 +598,7 @@ def _end_batch(f: _Fixed, s: _State, soon: list[_Soon], v: int) -> None:
             _append(s.slot_first, s.slot_last, s.after, s.base[v] + s.layer[v] + 1, q)
         q = following
     if s.used[v] > f.kv_entries[v]:
-        s.count[_OVERFLOWS] += 1
+        s.counts[_OVERFLOWS] += 1
     s.layer[v] = _next_layer(f, s, v)
     if is_last:
         _push_soon(s, soon, _SEND, v)
@@ -617,7 +617,7 @@ def _collect(f: _Fixed, s: _State, later: list[_Event], soon: list[_Soon], now: 
             _tell(s, is_prompt, now - s.began_s[q])
         is_over = s.done[q] == f.prompt[q] + f.answer[q]
         if is_over:
-            s.count[_ENDED] += 1
+            s.counts[_ENDED] += 1
             _book(f, s, q, -1.0)
             # Those that found no way try again, in their order.
             while s.hall_first[_WAITING_QUEUE] >= 0:
@@ -634,17 +634,17 @@ def _collect(f: _Fixed, s: _State, later: list[_Event], soon: list[_Soon], now: 
 @njit(cache=True)
 def _tell(s: _State, is_prompt: bool, seconds: float) -> None:
     if is_prompt:
-        s.told_prompt_s[s.count[_PROMPTS]] = seconds
-        s.count[_PROMPTS] += 1
+        s.told_prompt_s[s.counts[_PROMPTS]] = seconds
+        s.counts[_PROMPTS] += 1
     else:
-        s.told_decode_s[s.count[_DECODES]] = seconds
-        s.count[_DECODES] += 1
+        s.told_decode_s[s.counts[_DECODES]] = seconds
+        s.counts[_DECODES] += 1
 
 
 @njit(cache=True)
 def _feed(f: _Fixed, s: _State, later: list[_Event], now: float) -> None:
     """Let the next request in, offline, unless the fullest layer's cache is booked."""
-    fed = s.count[_FED]
+    fed = s.counts[_FED]
     if f.online or fed == len(f.prompt):
         return
     room, free = np.zeros(f.layers), np.zeros(f.layers)
@@ -654,5 +654,5 @@ def _feed(f: _Fixed, s: _State, later: list[_Event], now: float) -> None:
             free[j] += (f.kv_entries[i] - s.booked[i]) / held
             room[j] += f.kv_entries[i] / held
     if (1.0 - free / room).max() <= _FEED_MARK:
-        s.count[_FED] += 1
+        s.counts[_FED] += 1
         _push(s, later, now + _FEED_DELAY_S, _NEW, fed)
