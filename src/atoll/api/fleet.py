@@ -540,13 +540,15 @@ class Fleet:
         days: float | None = None,
         prices: str | None = None,
         failures: str | float | None = None,
+        mix: str | float | None = None,
         seed: int = 0,
         listener: Listener | None = None,
     ) -> FleetOperations:
         """Operate the fleet in virtual time, days in seconds, beside other ways to do so.
 
         `trace` is a file, a workload in words or "generated"; `days` of it, all unless given. `prices` are a
-        CSV file, "generated", or None for prices that stay; `failures` of a node as "0.001/h".
+        CSV file, "generated", or None for prices that stay; `failures` of a node as "0.001/h". `mix` is how
+        far shares of classes of any-to-any services move: a standard deviation, as "30%".
         """
         from atoll.api.running import FleetOperations
         from atoll.control.virtual.operation import simulate_operation
@@ -557,6 +559,7 @@ class Fleet:
             days=days,
             prices=prices,
             failures=failures,
+            mix=mix,
             seed=seed,
             listener=listener,
         )
