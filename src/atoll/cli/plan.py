@@ -126,6 +126,10 @@ class PlanSettings(VerbSettings):
     commands: bool = option(
         False, "Also print a line for each instance that a person can paste there."
     )
+    executors: str | None = option(
+        None,
+        "With --commands: an engine whose server is all executors of an any-to-any service: vllm-omni.",
+    )
     stats: bool = option(False, "Say on stderr what it took: time and counted work.")
     stats_out: Path | None = option(None, "Write what it took here, as JSON.")
     as_json: bool = json_field()
@@ -141,7 +145,7 @@ def plan(options: PlanSettings) -> None:
     deadline comes first: then it is the best plan so far, and says so. Ends with code 5 if there is no plan
     (or, with --strict, none that meets all demand), or if the plan, which is written, keeps too few promises.
     """
-    if options.commands and _show_plan_commands(options.fleet, as_json=options.as_json):
+    if options.commands and _show_plan_commands(options):
         return
     unrun: NoCommandError | None = None
     sure = _check_options(options)
@@ -339,16 +343,16 @@ def _write(path: Path, plan: FleetPlan, compared: tuple[Compared, ...], *, as_re
         atomic_write(path, render_plan_page(plan, plan.problem, compared))
 
 
-def _show_plan_commands(path: Path, *, as_json: bool) -> bool:
+def _show_plan_commands(options: PlanSettings) -> bool:
     """Print the commands of a plan.json; False where the file is none."""
     from atoll.catalog.catalog import Catalog
     from atoll.cli.plan_commands import refuse_missing, show_commands, write_commands
     from atoll.plan.files.read import is_plan, read_plan
 
-    if not is_plan(path):
+    if not is_plan(options.fleet):
         return False
-    found = write_commands(read_plan(path), Catalog.default())
-    if as_json:
+    found = write_commands(read_plan(options.fleet), Catalog.default(), options.executors)
+    if options.as_json:
         emit(found, True)
     else:
         _print_lines(show_commands(found))
@@ -375,7 +379,7 @@ def _show(
     if not options.capacity_only and plan.instances and not plan.promises:
         # Before all else: such a plan may keep far fewer promises than it was asked for.
         _warn_unsimulated(plan, as_json=options.as_json)
-    written = write_commands(plan, fleet.catalog) if options.commands else ()
+    written = write_commands(plan, fleet.catalog, options.executors) if options.commands else ()
     if not options.as_json:
         emit(None, False, lambda: draw_plan(plan, plan.problem, compared, width=console().width))
         _print_lines(show_commands(written))

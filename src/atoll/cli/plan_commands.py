@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,12 +33,21 @@ class InstanceCommands:
         return tuple(f"{line}  # {self.instance} on {machine}" for line, machine in named)
 
 
-def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]:
-    """Return the commands of a plan's instances, with the weights that it names, or else the catalog."""
+def write_commands(
+    plan: Plan, catalog: Catalog, executors: str | None = None
+) -> tuple[InstanceCommands, ...]:
+    """Return the commands of a plan's instances, with the weights that it names, or else the catalog.
+
+    `executors` is an engine that is all executors of an any-to-any service, by name.
+    """
     from atoll.deploy.commands.paste import paste_lines
 
     weights, found = _weights(plan, catalog), list[InstanceCommands]()
+    if executors is not None:
+        found += _whole_services(plan, catalog, weights, executors)
     for number, one in enumerate(plan.instances):
+        if one.is_executor and executors is not None:
+            continue
         if one.service not in weights:
             model = plan.models.get(one.service)
             reason = f"the plan does not say which model {one.service} is"
@@ -55,6 +64,27 @@ def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]
         machines = tuple(line.machine for line in lines)
         found.append(InstanceCommands(one.id, machines, tuple(line.line for line in lines)))
     return tuple(found)
+
+
+def _whole_services(
+    plan: Plan, catalog: Catalog, weights: Mapping[str, ServiceWeights], engine: str
+) -> list[InstanceCommands]:
+    """Return the command of each any-to-any service, all executors of which are one server."""
+    from atoll.deploy.commands.omni_line import omni_line
+    from atoll.engines.table import find_executor_engine
+
+    find_executor_engine(engine, field="executors")
+    found = []
+    for service in dict.fromkeys(one.service for one in plan.executor_instances):
+        # Behind the ports of instances, which are counted from the first.
+        port = _FIRST_PORT + len(plan.instances) + len(found)
+        source = weights[service].source if service in weights else f"./{service}"
+        try:
+            machine, line = omni_line(plan, service, source, catalog, port)
+            found.append(InstanceCommands(service, (machine,), (line,)))
+        except AtollError as error:
+            found.append(InstanceCommands(service, (), (), str(error)))
+    return found
 
 
 def refuse_missing(commands: Sequence[InstanceCommands]) -> NoCommandError | None:
