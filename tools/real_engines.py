@@ -34,7 +34,15 @@ SGLANG_PARSER = ("sglang==0.5.23", "orjson", "triton", "IPython", "traitlets")
 """What reads SGLang's commands without its kernels, beside what vLLM's environment has."""
 OMNI = (
     *("vllm-omni==0.30.0", "omegaconf==2.4.0", "antlr4-python3-runtime==4.9.3", "aenum", "janus"),
-    *("diffusers==0.40.0", "accelerate==1.12.0", "prettytable", "wcwidth", "msgpack", "soundfile", "soxr"),
+    *(
+        "diffusers==0.40.0",
+        "accelerate==1.12.0",
+        "prettytable",
+        "wcwidth",
+        "msgpack",
+        "soundfile",
+        "soxr",
+    ),
 )
 """vLLM-Omni with what its configuration imports, beside what vLLM's environment has."""
 _PARSERS = {"sglang": SGLANG_PARSER, "vllm-omni": OMNI}
