@@ -32,19 +32,8 @@ LLAMACPP = "xllamacpp>=0.2"
 SGLANG = "sglang"
 SGLANG_PARSER = ("sglang==0.5.23", "orjson", "triton", "IPython", "traitlets")
 """What reads SGLang's commands without its kernels, beside what vLLM's environment has."""
-OMNI = (
-    *("vllm-omni==0.30.0", "omegaconf==2.4.0", "antlr4-python3-runtime==4.9.3", "aenum", "janus"),
-    *(
-        "diffusers==0.40.0",
-        "accelerate==1.12.0",
-        "prettytable",
-        "wcwidth",
-        "msgpack",
-        "soundfile",
-        "soxr",
-    ),
-)
-"""vLLM-Omni with what its configuration imports, beside what vLLM's environment has."""
+OMNI = ("vllm-omni==0.30.0",)
+"""vLLM-Omni's sources; to be imported it wants the vLLM of its own version."""
 _PARSERS = {"sglang": SGLANG_PARSER, "vllm-omni": OMNI}
 """Packages whose parsers can be asked in vLLM's environment."""
 # Built for another torch, or for one with CUDA; vLLM imports them if they are there, and dies of it.

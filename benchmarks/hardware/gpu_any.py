@@ -45,7 +45,7 @@ from benchmarks.any_to_any.task_clients import AskError, HeardReply, ask, chat_o
 from benchmarks.report import ROOT, Figure, finish, options
 
 if TYPE_CHECKING:
-    from atoll.sim.tasks.task_fleet import PartModel, TaskFleet
+    from atoll.sim.tasks.task_fleet import BatchPart, PartModel, TaskFleet
 
 RESULTS = ROOT / "benchmarks" / "results"
 SERVICE, TEXT, PICTURE = "look", "text", "image+text"
@@ -603,7 +603,7 @@ def _fleet(way: str, times: Sequence[BatchTime]) -> tuple[TaskFleet, float]:
     return TaskFleet(executors, classes, paths), decode_s
 
 
-def _part(times: Sequence[BatchTime], part: str, most: int) -> PartModel:
+def _part(times: Sequence[BatchTime], part: str, most: int) -> BatchPart:
     """Return a part whose batches take a fixed time and one for each item, fitted to those measured."""
     from atoll.sim.tasks.task_fleet import BatchPart
 

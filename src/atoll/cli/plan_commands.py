@@ -101,7 +101,7 @@ def _whole_services(
     from atoll.engines.table import find_executor_engine
 
     find_executor_engine(engine, field="executors")
-    found = []
+    found: list[InstanceCommands] = []
     for service in dict.fromkeys(one.service for one in plan.executor_instances):
         # Behind the ports of instances, which are counted from the first.
         port = _FIRST_PORT + len(plan.instances) + len(found)

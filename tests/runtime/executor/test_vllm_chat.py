@@ -151,7 +151,7 @@ def test_probabilities_and_forms_are_asked_for(component: VllmChat, server: Line
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     ask(component, max_tokens=1, response_format=form)
     ask(component, max_tokens=1, response_format={"type": "json_object"})
-    forms = [asked.get("structured_outputs") for asked in server.asked]
+    forms: list[Any] = [asked.get("structured_outputs") for asked in server.asked]
     assert forms[0] is None
     assert forms[1]["json"]["required"] == ["a"]
     assert forms[2] == {"json_object": True}
@@ -303,6 +303,7 @@ def test_a_server_of_ones_own_comes_and_goes(model: Any, tmp_path: Path) -> None
             assert done.value["completion_tokens"] == 3
             assert server._process is not None
             os.kill(server._process.pid, signal.SIGKILL)
+            assert server._ended is not None
             await asyncio.wait_for(asyncio.shield(server._ended), 10.0)
             assert server.has_ended
             with pytest.raises(EngineError):
