@@ -178,6 +178,13 @@ class SimulatedCapacity(Frozen):
     seeds: tuple[int, ...] = Field(min_length=1)
 
 
+class Guest(Frozen):
+    """A service whose requests an executor of another one takes, too, and how many a second pass it."""
+
+    service: Name
+    per_s: NotNegative
+
+
 class Instance(Frozen):
     """One copy of a role standing in a region.
 
@@ -188,7 +195,8 @@ class Instance(Frozen):
     ([0, 1)), and its throughput is requests/s that paths lead over it. `engine` is the program that runs it;
     None where layouts are free of what engines can run. `slots` is how many requests it runs at a time where
     its engine cuts the KV cache into so many equal parts. `simulated` is why it may carry more than the
-    capacity model says.
+    capacity model says. `guests` are the services beside its own that share an executor; its throughput is
+    that of all of them.
     """
 
     id: Name
@@ -205,6 +213,7 @@ class Instance(Frozen):
     engine: Name | None = None
     slots: int | None = Field(default=None, ge=1)
     simulated: SimulatedCapacity | None = None
+    guests: tuple[Guest, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -213,7 +222,34 @@ class Instance(Frozen):
         for name in ("engine", "slots", "simulated"):
             if fields.get(name) is None:
                 fields.pop(name, None)
+        if not self.guests:
+            fields.pop("guests", None)
         return fields
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The services whose requests it takes: its own first, then those that share it."""
+        return (self.service, *(guest.service for guest in self.guests))
+
+    @property
+    def whose(self) -> str:
+        """The services whose requests it takes, in words: "docs", or "docs and talk"."""
+        return " and ".join(self.services)
+
+    def carries(self, service: str) -> float:
+        """Return what is led over it for one of its services: requests/s of an executor."""
+        known = {guest.service: guest.per_s for guest in self.guests}
+        if service != self.service:
+            return known.get(service, 0.0)
+        return max(0.0, self.throughput_per_s - sum(known.values()))
+
+    def part_of(self, service: str) -> float:
+        """Return which part of it is a service's, by what is led over it; evenly while nothing is."""
+        if not self.guests or service not in self.services:
+            return float(service == self.service)
+        if self.throughput_per_s <= 0.0:
+            return 1.0 / len(self.services)
+        return self.carries(service) / self.throughput_per_s
 
     @property
     def role_id(self) -> RoleId:

@@ -138,6 +138,8 @@ class Service(Frozen):
     they bring and want, and promises are per class; `ttft_s` and `tpot_s` are the loosest of them, and
     `lengths` those of the llm over all classes. Its parts run on executors. `paths`, if any, are the only
     ways that requests may go, each a row of executors ("vision", "vision+llm"); `rates` were measured.
+    Its components share executors with those of other services: of the same model unless `share` is false,
+    and of any model under one name in `share_as` (`component_sharing`).
 
     Promises hold for every class, each with its own `attainment` or the service's. Classes of text alone
     under one promise are `text_classes`: the service is a plain one, and they are told apart where promises
@@ -163,6 +165,8 @@ class Service(Frozen):
     classes: tuple[RequestClass, ...] = ()
     paths: tuple[tuple[str, ...], ...] = ()
     rates: tuple[MeasuredRate, ...] = ()
+    share: bool = True
+    share_as: tuple[tuple[Name, Name], ...] = ()
     text_classes: tuple[RequestClass, ...] = ()
     length_deciles: bool = False
     prefix: Prefix | None = None
@@ -172,8 +176,9 @@ class Service(Frozen):
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
-        later: dict[str, object] = {"attainment": ATTAINMENT, "burstiness": 1.0}
-        blank = ("classes", "paths", "rates", "text_classes", "length_deciles", "prefix", "reserve")
+        later: dict[str, object] = {"attainment": ATTAINMENT, "burstiness": 1.0, "share": True}
+        blank = [*("classes", "paths", "rates", "share_as", "text_classes"), "length_deciles"]
+        blank += ["prefix", "reserve"]
         later |= {name: fields[name] for name in blank if not fields[name]}
         if self.engine_limits.given:
             fields["engine_limits"] = self.engine_limits.model_dump(exclude_none=True)

@@ -76,9 +76,11 @@ class CarriedLoad:
 
     def _count(self, instance: Instance, per_s: float) -> None:
         self._by_role[instance.role] = self._by_role.get(instance.role, 0.0) + per_s
-        for part in instance.executor_parts:
-            key = instance.service, part
-            self._by_part[key] = self._by_part.get(key, 0.0) + per_s
+        whole = instance.throughput_per_s
+        for name in instance.services if whole > 0.0 else ():
+            own = per_s * instance.carries(name) / whole
+            for part in instance.executor_parts:
+                self._by_part[name, part] = self._by_part.get((name, part), 0.0) + own
 
     def of_service(self, name: str) -> dict[str, float]:
         """Return the lanes of a service; none where nobody asks for it."""
@@ -89,6 +91,14 @@ class CarriedLoad:
             return {name: self._requests(service)}
         return {role: self._by_role.get(role, 0.0) for role in self._lanes[name]}
 
+    def of_instance(self, instance: Instance) -> dict[str, float]:
+        """Return the lanes of the services whose requests an instance takes."""
+        return {
+            lane: carried
+            for name in instance.services
+            for lane, carried in self.of_service(name).items()
+        }
+
     def lanes(self) -> dict[str, float]:
         """Return all lanes."""
         found: dict[str, float] = {}
@@ -97,9 +107,9 @@ class CarriedLoad:
         return found
 
     def without(self, instance: Instance) -> dict[str, float]:
-        """Return the lanes of the instance's service if it were not there."""
+        """Return the lanes of the instance's services if it were not there."""
         self.remove(instance)
-        left = self.of_service(instance.service)
+        left = self.of_instance(instance)
         self.add(instance)
         return left
 

@@ -227,13 +227,16 @@ def node_commands(
 
 def executor_command(
     instance: Instance,
-    served: ServedParts,
+    parts: Mapping[str, ServedParts],
     settings: CommandSettings,
     *,
     labels: Labels | None = None,
 ) -> NodeCommand:
-    """Return what an executor runs; InputError where nothing stands for the parts that it is planned for."""
-    components = components_of(instance, served)
+    """Return what an executor runs; InputError where nothing stands for the parts that it is planned for.
+
+    `parts` are those of every service that it takes requests of.
+    """
+    components = components_of(instance, parts)
     if not components:
         raise InputError(
             f"nothing runs {'+'.join(instance.parts)} alone ({instance.id})",

@@ -26,6 +26,8 @@ from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
 from atoll.perf.components.makers import token_rate
 from atoll.perf.components.measured import MeasuredRates
 from atoll.perf.components.sites import (
+    ALONE,
+    Company,
     ExecutorSite,
     decode_seconds,
     open_site,
@@ -71,17 +73,20 @@ def executor_work(
     constants: ConstantTable | None = None,
     measured: MeasuredRates | None = None,
     host: Host = ENGINE_HOST,
+    company: Company = ALONE,
 ) -> ExecutorWork | None:
     """Return what an executor of `parts` on `node` carries; None where it does not fit.
 
     A node of n GPUs with tp below n holds n / tp copies side by side. Without `tp` the best is taken: the one
     that keeps most promises, then takes the least time for the mix of classes, then splits most. `host` is
-    what preparing media takes beside the GPU.
+    what preparing media takes beside the GPU, `company` who else's requests it takes.
     """
     check_parts(model, parts)
     best: tuple[tuple[int, float], ExecutorWork] | None = None
     for size in tp_choices(model, parts, node, tp):
-        site = open_site(model, parts, node, classes, size, engine, constants, measured, host)
+        site = open_site(
+            model, parts, node, classes, size, engine, constants, measured, host, company
+        )
         if site is None:
             continue
         work = _work(site, classes)

@@ -11,7 +11,7 @@ from atoll.engines.table import EngineChoice
 from atoll.perf.components.batches import ENGINE_HOST, Host
 from atoll.perf.components.executor import Key, check_parts, executor_work
 from atoll.perf.components.measured import MeasuredRates
-from atoll.perf.components.sites import open_site
+from atoll.perf.components.sites import ALONE, Company, open_site
 from atoll.perf.constants import ConstantTable
 from atoll.perf.step import AnalyticStepModel
 from atoll.workload.classes import RequestClass
@@ -59,6 +59,7 @@ def executor_steps(
     constants: ConstantTable | None = None,
     measured: MeasuredRates | None = None,
     host: Host = ENGINE_HOST,
+    company: Company = ALONE,
 ) -> ExecutorSteps | None:
     """Return what an executor of `parts` on `node` is to a simulator; None where it does not fit.
 
@@ -75,10 +76,13 @@ def executor_steps(
         constants=constants,
         measured=measured,
         host=host,
+        company=company,
     )
     if work is None:
         return None
-    site = open_site(model, parts, node, classes, work.tp, engine, constants, measured, host)
+    site = open_site(
+        model, parts, node, classes, work.tp, engine, constants, measured, host, company
+    )
     assert site is not None
     copies = node.count // work.tp
     found: dict[Key, PartSteps] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,13 +11,14 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.ids import slug
 from atoll.perf.components.class_loads import llm_lengths, media_tokens
 from atoll.perf.components.measured import MeasuredRate
 from atoll.plan.capacities import prompt_quantile
 from atoll.plan.executors import parts_overlap, phase_ways
 from atoll.plan.files.class_schema import ImageSpec, ImagesSpec, RequestClassSpec, VideoSpec
 from atoll.plan.files.fleet_schema import FleetDocument, ServiceSpec
-from atoll.plan.problem import Lengths
+from atoll.plan.problem import Lengths, Service
 from atoll.workload.classes import (
     ImageOutput,
     Images,
@@ -363,6 +364,46 @@ def _check_paths(
             raise document.error(
                 message, *here, "paths", number, hint="complete it, or leave it out"
             )
+
+
+def sharing_of(
+    document: FleetDocument, here: tuple[str, ...], entry: ServiceSpec, model: ModelSpec
+) -> dict[str, object]:
+    """Return with whose executors a service shares its own, as `Service` has it."""
+    if isinstance(entry.share, bool):
+        return {"share": entry.share}
+    for component, name in entry.share.items():
+        with document.at(*here, "share", component):
+            if component not in model.components:
+                raise UnknownNameError(f"component of {model.name}", component, model.components)
+            slug(name)
+    return {"share_as": tuple(sorted(entry.share.items()))}
+
+
+def check_sharing(document: FleetDocument, catalog: Catalog, services: Iterable[Service]) -> None:
+    """Refuse components of one name that are not the same, and a name that is one service's alone."""
+    first: dict[tuple[str, str], Service] = {}
+    alone: dict[tuple[str, str], Service] = {}
+    for service in services:
+        for component, name in service.share_as:
+            known = first.setdefault((name, component), service)
+            if known is service:
+                alone[name, component] = service
+                continue
+            alone.pop((name, component), None)
+            specs = [catalog.model(one.model).components[component] for one in (known, service)]
+            if specs[0] != specs[1]:
+                raise document.error(
+                    f"{component} of {service.model} has other shapes than that of {known.model}",
+                    *("services", service.name, "share", component),
+                    hint="give them names of their own",
+                )
+    for (name, component), service in alone.items():
+        raise document.error(
+            f"no other service has a component {component} named {name}",
+            *("services", service.name, "share", component),
+            hint="name that of another service so, or leave it out",
+        )
 
 
 def rates_of(

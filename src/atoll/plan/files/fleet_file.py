@@ -32,12 +32,14 @@ from atoll.engines.table import (
 from atoll.plan.choice import Choice
 from atoll.plan.context_length import check_max_model_len
 from atoll.plan.files.classes_file import (
+    check_sharing,
     classes_of,
     is_plain,
     lengths_of,
     paths_of,
     promises_of,
     rates_of,
+    sharing_of,
     text_lengths,
 )
 from atoll.plan.files.cluster_file import cluster_of_file
@@ -139,6 +141,7 @@ def _problem(
             services += variants
             choices.append(choice)
     check_names(document, services)
+    check_sharing(document, catalog, services)
     if fleet.share_instances:
         services, choices = shared_services(document, services, choices)
     settings = fleet.settings.model_dump(exclude={"engine_limits"})
@@ -314,8 +317,8 @@ def _asked(
                 raise document.error(
                     "this field is required", *here, field, hint=f"add {field!r}, or 'classes'"
                 )
-        for field in ("paths", "rates"):
-            if getattr(entry, field):
+        for field in ("paths", "rates", "share"):
+            if field in entry.model_fields_set:
                 raise document.error(
                     "only services with classes have it", *here, field, hint="add 'classes'"
                 )
@@ -331,7 +334,9 @@ def _asked(
             hint="leave it out; classes have 'input' and 'output'",
         )
     ttft_s, tpot_s = promises_of(classes)
-    if not entry.paths and not entry.rates and is_plain(model, classes):
+    # Who says that it shares means executors, though its requests be text alone.
+    shares = "share" in entry.model_fields_set and entry.share is not False
+    if not (entry.paths or entry.rates or shares) and is_plain(model, classes):
         told_apart = len(classes) > 1 or classes[0].attainment is not None
         return {
             "ttft_s": ttft_s,
@@ -360,6 +365,7 @@ def _asked(
         "classes": classes,
         "paths": paths_of(document, here, entry, model, classes),
         "rates": rates_of(document, catalog, here, entry, model),
+        **sharing_of(document, here, entry, model),
     }
 
 

@@ -306,6 +306,12 @@ class ServiceSpec(Frozen):
         "audio_s, speech_s, token) -> how many, as in vocoder: {A100-80: {speech_s: 12/s}}. They go before "
         "what the performance model says.",
     )
+    share: StrictBool | dict[StrictStr, StrictStr] = Field(
+        default=True,
+        description="Whether its components share executors with those of other services of the same model. "
+        "A mapping names components: those that have one name share, whatever model they are of, as in "
+        "{vision: eyes}, and the others as without it.",
+    )
     phases: Phases = Field(
         default="auto",
         description="Whether prefill and decode run on different instances (apart), on the same "

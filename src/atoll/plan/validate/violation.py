@@ -28,6 +28,7 @@ Rule = Literal[
     "availability",
     "slice",
     "pinning",
+    "sharing",
     "kept",
     "demand",
     "served",
@@ -68,6 +69,10 @@ _FIXES: Mapping[Rule, tuple[str, str]] = {
     "availability": ("instances.nodes", "use no more machines than there are"),
     "slice": ("instances.nodes.gpu_ids", "give every slice GPUs of its own of one machine"),
     "pinning": ("instances.nodes.node_type", "take a node that the service may stand on"),
+    "sharing": (
+        "instances.guests",
+        "share executors of components that the services have in common",
+    ),
     "kept": ("instances.kept", "say that only instances that run are kept"),
     "demand": ("status", "add instances, or say that the plan is partial"),
     "served": ("served_fraction", "state for every service the share that its instances serve"),

@@ -209,9 +209,8 @@ def missing_executors(built: BuiltProgram) -> tuple[str, ...]:
         runnable = {
             part
             for executor in built.program.executors
-            if executor.service == demand.service
-            for klass, part in executor.seconds
-            if klass == demand.name
+            for service, klass, part in executor.seconds
+            if (service, klass) == demand.key
         }
         if any(all(part in runnable for part in route) for route in demand.routes):
             continue
