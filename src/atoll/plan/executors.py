@@ -29,7 +29,7 @@ from atoll.perf.components.sites import ALONE, Company, Sharer
 from atoll.plan.capacities import node_source
 from atoll.plan.handover import pair_link
 from atoll.plan.plan import Instance
-from atoll.plan.problem import Phases, Problem, Service
+from atoll.plan.problem import Offer, Phases, Problem, Service
 from atoll.workload.classes import RequestClass
 
 PREFILL = ".prefill"
@@ -89,6 +89,18 @@ def company_of(
             for other in others
         ),
     )
+
+
+def cores_needed(services: Iterable[Service], parts: Iterable[str]) -> float:
+    """Return the CPU cores that an executor of these parts needs, of services that share it the most."""
+    stated = [dict(service.cores) for service in services]
+    components = dict.fromkeys(component_of(part) for part in parts)
+    return math.fsum(max(of.get(name, 0.0) for of in stated) for name in components)
+
+
+def cores_of_slice(offer: Offer, gpus: int) -> float:
+    """Return the CPU cores of a slice of so many GPUs, without end where they are not known."""
+    return math.inf if offer.cores is None else offer.cores * gpus / offer.gpus
 
 
 def measured_rates(rates: tuple[MeasuredRate, ...]) -> MeasuredRates | None:

@@ -90,9 +90,9 @@ def test_what_runs_is_kept_and_a_new_service_joins_it() -> None:
     again = planned(problem.replace(running=alone.instances, settings=settings))
     kept = [one for one in again.instances if one.kept]
     assert {one.id for one in kept} == {one.id for one in alone.instances}
-    assert [one.services for one in kept] == [("one", "two")]
+    assert {one.services for one in kept} == {("one", "two")}
     once_more = planned(problem.replace(running=again.instances, settings=settings))
-    assert [one.services for one in once_more.instances if one.kept] == [("one", "two")]
+    assert all(one.kept and one.guests for one in once_more.instances)
 
 
 def test_components_of_one_name_share_whatever_the_model() -> None:

@@ -38,7 +38,10 @@ class PartSteps:
 
 @dataclass(frozen=True)
 class ExecutorSteps:
-    """An executor as a simulator runs it: `copies` side by side, each with these parts, by (class, part)."""
+    """An executor as a simulator runs it: `copies` side by side, each with these parts, by (class, part).
+
+    Every step takes `slowed` times as long as its part says.
+    """
 
     parts: tuple[str, ...]
     node: NodeType
@@ -46,6 +49,7 @@ class ExecutorSteps:
     copies: int
     steps: Mapping[Key, PartSteps] = field(hash=False)
     provenance: str = ""
+    slowed: float = 1.0
 
 
 def executor_steps(
@@ -105,4 +109,4 @@ def executor_steps(
                 max_batch=site.most(times),
                 rounds=times.rounds,
             )
-    return ExecutorSteps(site.parts, node, work.tp, copies, found, work.provenance)
+    return ExecutorSteps(site.parts, node, work.tp, copies, found, work.provenance, work.slowed)

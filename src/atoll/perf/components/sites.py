@@ -363,12 +363,16 @@ def _times(
     measured: MeasuredRates | None,
     host: Host,
 ) -> BatchTime:
-    """Times of batches: measured ones, as batches of one on each copy, or else predicted ones."""
+    """Times of batches: measured ones, without a table as batches of one on each copy, or predicted ones."""
     known = measured.request_seconds(part, node, klass) if measured is not None else None
     if known is None or measured is None:
         max_tokens = kernels.engine.max_tokens
         return batch_time(model, part, klass, kernels, max_tokens=max_tokens, host=host)
     copies = node.count // kernels.tp
+    line = measured.batch_line(part, node, klass)
+    if line is not None:
+        fixed_s, item_s = line.fixed_s * copies, line.item_s * copies
+        return BatchTime(fixed_s, item_s, line.max_batch, 1, 0.0, measured.source)
     return BatchTime(0.0, known * copies, 1, 1, 0.0, measured.source)
 
 

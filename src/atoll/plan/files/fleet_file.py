@@ -34,6 +34,7 @@ from atoll.plan.context_length import check_max_model_len
 from atoll.plan.files.classes_file import (
     check_sharing,
     classes_of,
+    cores_of,
     is_plain,
     lengths_of,
     paths_of,
@@ -59,7 +60,7 @@ from atoll.plan.files.fleet_schema import (
     ReserveSpec,
     ServiceSpec,
 )
-from atoll.plan.files.offers_file import offers_of
+from atoll.plan.files.offers_file import offers_of, with_cores
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import (
     Lengths,
@@ -142,6 +143,8 @@ def _problem(
             choices.append(choice)
     check_names(document, services)
     check_sharing(document, catalog, services)
+    if any(service.cores for service in services):
+        offers = with_cores(document, catalog, offers)
     if fleet.share_instances:
         services, choices = shared_services(document, services, choices)
     settings = fleet.settings.model_dump(exclude={"engine_limits"})
@@ -317,7 +320,7 @@ def _asked(
                 raise document.error(
                     "this field is required", *here, field, hint=f"add {field!r}, or 'classes'"
                 )
-        for field in ("paths", "rates", "share"):
+        for field in ("paths", "rates", "share", "cores"):
             if field in entry.model_fields_set:
                 raise document.error(
                     "only services with classes have it", *here, field, hint="add 'classes'"
@@ -336,7 +339,7 @@ def _asked(
     ttft_s, tpot_s = promises_of(classes)
     # Who says that it shares means executors, though its requests be text alone.
     shares = "share" in entry.model_fields_set and entry.share is not False
-    if not (entry.paths or entry.rates or shares) and is_plain(model, classes):
+    if not (entry.paths or entry.rates or entry.cores or shares) and is_plain(model, classes):
         told_apart = len(classes) > 1 or classes[0].attainment is not None
         return {
             "ttft_s": ttft_s,
@@ -365,6 +368,7 @@ def _asked(
         "classes": classes,
         "paths": paths_of(document, here, entry, model, classes),
         "rates": rates_of(document, catalog, here, entry, model),
+        "cores": cores_of(document, here, entry, model),
         **sharing_of(document, here, entry, model),
     }
 

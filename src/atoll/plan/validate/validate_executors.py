@@ -5,6 +5,7 @@ Everything is worked out again from the problem, the catalog and the performance
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -13,6 +14,8 @@ from atoll.core.errors import InputError, UnknownNameError, UsageError
 from atoll.perf.components.executor import ExecutorWork
 from atoll.plan.component_sharing import may_share
 from atoll.plan.executors import (
+    cores_needed,
+    cores_of_slice,
     first_text_parts,
     group_of,
     handover_s,
@@ -62,6 +65,7 @@ def check_executor(
             broken.append(violation("pinning", here, message))
     if node.region is not None and node.region != instance.region:
         broken.append(violation("region", here, f"its node is in {node.region}"))
+    broken += _check_cores(instance, services, problem)
     works: dict[tuple[str, str], ExecutorWork] = {}
     for one in services:
         try:
@@ -75,6 +79,19 @@ def check_executor(
             return broken, {}
         works[here, one.name] = work
     return broken, works
+
+
+def _check_cores(
+    instance: Instance, services: list[Service], problem: Problem
+) -> Iterator[Violation]:
+    """An executor's slice has the CPU cores that its parts need."""
+    (node,) = instance.nodes
+    offer = problem.offer(instance.region, node.node_type, node.market)
+    cores = math.inf if offer is None else cores_of_slice(offer, node.gpus)
+    needed = cores_needed(services, instance.parts)
+    if exceeds(needed, cores):
+        message = f"needs {needed:g} CPU cores, and {node.kind} has {cores:g}"
+        yield violation("cores", instance.id, message, needed - cores)
 
 
 def _check_guests(instance: Instance, service: Service, problem: Problem) -> Iterator[Violation]:

@@ -258,6 +258,7 @@ def _executor(
         parts.pop(instance.service),
         group,
         parts,
+        max(one.slowed for one in own.values()),
     )
 
 

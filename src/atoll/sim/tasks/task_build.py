@@ -117,6 +117,7 @@ def _units(
     for e, spec in enumerate(fleet.executors):
         executor[e]["box"] = boxes.index(spec.box)
         executor[e]["group"] = -1 - e if spec.group is None else spec.group
+        executor[e]["slowed"] = spec.slowed
         executor[e]["first"], executor[e]["count"] = len(unit_names), len(spec.parts)
         # So that the first part has the first turn.
         executor[e]["turn"] = len(spec.parts) - 1

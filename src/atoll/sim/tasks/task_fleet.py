@@ -167,7 +167,8 @@ class ExecutorSpec:
     """One device (or tensor-parallel group): runs one step of one of its parts at a time, in turn.
 
     `group` is that of the box's GPUs which it stands in, None where it has one of its own. `guests` has the
-    parts as they are to classes of other services that share it: only seconds of items differ.
+    parts as they are to classes of other services that share it: only seconds of items differ. Every step
+    takes `slowed` times as long as its part says.
     """
 
     name: str
@@ -176,6 +177,11 @@ class ExecutorSpec:
     parts: Mapping[str, PartModel] = field(hash=False)
     group: int | None = None
     guests: Mapping[str, Mapping[str, PartModel]] = field(default_factory=dict, hash=False)
+    slowed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.slowed < math.inf:
+            raise InputError(f"steps take {self.slowed!r} times as long", field=self.name)
 
     def part(self, service: str, name: str) -> PartModel | None:
         """Return a part as it is to a service, None where it does not run it for that."""

@@ -298,6 +298,7 @@ def _standing(
 ) -> list[StandingExecutors]:
     """Return what runs and may stay: executors of a type that there is, and plain instances as they are."""
     offers = {offer.key: offer for offer in problem.offers}
+    served = frozenset(name for one in problem.running for name in one.services)
     names = {service.name: service for service in problem.services}
     groups: dict[tuple[int, tuple[OfferKey, ...]], list[Instance]] = {}
     for instance in problem.running:
@@ -315,7 +316,7 @@ def _standing(
             node = instance.nodes[0]
             if node.tp != node.gpus or len(instance.nodes) > 1:
                 continue  # another split takes other times
-            index = _type_of(instance, origins)
+            index = _type_of(instance, origins, served)
         elif not instance.is_executor and instance.role_id in service.roles:
             index = _add_running(problem, catalog, effort, service, instance, executors, origins)
         if index is not None:
@@ -336,17 +337,19 @@ def _standing(
     return standing
 
 
-def _type_of(executor: Instance, origins: Sequence[Origin]) -> int | None:
+def _type_of(executor: Instance, origins: Sequence[Origin], served: frozenset[str]) -> int | None:
     """Return the type of an executor that runs; None where there is none.
 
-    Who shares it may change without a start: the same services as now, else all that may.
+    Who shares it may change without a start: the same as now where all who may are `served` already, since
+    then it was planned so, else all who may.
     """
     own = executor.service, executor.parts, executor.nodes[0].kind
     same = [at for at, one in enumerate(origins) if (one.service, one.parts, one.kind) == own]
+    widest = max(same, key=lambda at: len(origins[at].guests), default=None)
+    if widest is None or not served.issuperset(origins[widest].guests):
+        return widest
     guests = executor.services[1:]
-    return max(
-        same, key=lambda at: (origins[at].guests == guests, len(origins[at].guests)), default=None
-    )
+    return next((at for at in same if origins[at].guests == guests), widest)
 
 
 def _add_running(

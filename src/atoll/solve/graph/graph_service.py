@@ -36,6 +36,8 @@ from atoll.plan.capacities import node_source
 from atoll.plan.component_sharing import list_sharers, name_services
 from atoll.plan.executors import (
     company_of,
+    cores_needed,
+    cores_of_slice,
     first_text_parts,
     request_bytes,
     routes_of,
@@ -277,6 +279,12 @@ class ServiceProgram:
     ) -> None:
         """Add the executor of an option on a kind of node, as slow as was found, if it runs anything."""
         key = (shared, option, kind)
+        services = map(self.problem.service, shared or (self.service.name,))
+        gpus = parse_node_type(kind).gpu_count
+        # Which machine gives the slice is decided later: all that may must have the cores.
+        cores = min(cores_of_slice(offer, gpus) for offer in offers)
+        if cores_needed(services, option) > cores:
+            return
         if self.times.works(key) is None or not any(
             self.times.time(key, klass, part)
             for klass in self.service.classes
