@@ -356,7 +356,8 @@ def _asked(
         )
     if document.content.cluster is not None:
         raise document.error(
-            "classes are planned on pools, not on fixed clusters",
+            "classes are planned on pools, not on fixed clusters: machines of those are filled with layers "
+            "of one model after the other, executors with parts",
             *here,
             "classes",
             hint="list the machines under pool.owned",

@@ -44,7 +44,13 @@ def check_executor(
     model = catalog.model(service.model)
     here = instance.id
     if len(instance.nodes) != 1 or instance.stages != 1:
-        return [violation("layers", here, "an executor stands on one node")], {}
+        return [
+            violation(
+                "layers",
+                here,
+                "an executor stands on one node: its parts share GPUs, and no layers are handed on",
+            )
+        ], {}
     (node,) = instance.nodes
     broken: list[Violation] = []
     if (node.start, node.end) != (0, 1):
