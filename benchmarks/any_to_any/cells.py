@@ -135,9 +135,8 @@ def measure_omni(catalog: Catalog) -> list[Figure]:
             ratio = ours.per_s / most.per_s
             print(f"           monolith, {name:21s} {most.per_s:7.3f}  {ratio:5.2f} x  {most.text}")
             figures.append(Figure(names[name], ratio, note=notes[name]))
-        print(
-            f"           batching alone {batching:.2f} x, apart from it {ours.per_s / monoliths['ideal'].per_s:.2f} x"
-        )
+        disaggregation = ours.per_s / monoliths["ideal"].per_s
+        print(f"           batching alone {batching:.2f} x, disaggregation {disaggregation:.2f} x")
     print()
     return figures
 
@@ -235,7 +234,8 @@ def measure_text_models(catalog: Catalog) -> list[Figure]:
             if paper is not None:
                 cases += 1
                 agreed += winner == paper
-                fixed_agreed += fixed_winner == ("monolith" if paper == "mix" else paper)
+                # Mixes are held against mixes, fixed deployments against the best of the paper's four.
+                fixed_agreed += (winner if paper == "mix" else fixed_winner) == paper
             says = {None: "paper: not said", winner: "as in the paper"}.get(
                 paper, f"paper: {paper}"
             )
@@ -249,6 +249,11 @@ def measure_text_models(catalog: Catalog) -> list[Figure]:
     print()
     return [
         Figure("table3_agreed", agreed, note=f"of {cases} winners that the paper names"),
+        Figure(
+            "table3_fixed_agreed",
+            fixed_agreed,
+            note="the same, with the paper's four deployments alone",
+        ),
         Figure("table3_named", cases),
     ]
 

@@ -56,9 +56,12 @@ def write_graph_config(
             file.write(secrets.token_hex(32) + "\n")
     services = services_over(parts, plan)
     if plan is None and path.exists():
-        paths = {each.name: each.paths for each in read_graph_config(home).services}
+        before = {each.name: each for each in read_graph_config(home).services}
         services = tuple(
-            each.model_copy(update={"paths": paths.get(each.name, ())}) for each in services
+            each.model_copy(update={"paths": known.paths, "own": known.own})
+            if (known := before.get(each.name)) is not None
+            else each
+            for each in services
         )
     config = GraphServerConfig(
         name=NAME,

@@ -172,12 +172,17 @@ class PathRouter:
         return tuple(name for name, runs in self._runs.items() if component in runs)
 
     def assign(self, component: str, closed: Collection[str] = ()) -> str | None:
-        """Return the next of all executors that run a component, None if none is open."""
+        """Return the next of all executors that run a component, None if none is open.
+
+        Those that the plan has for other services alone are asked where none of its own is open.
+        """
         turns = self._turns.get(component)
         if turns is None:
             names = self.candidates(component)
             turns = self._turns[component] = WeightedRoundRobin(dict.fromkeys(names, 1.0))
-        return turns.choose(closed)
+        own = self._service.own
+        others = {name for name in turns.names if own and name not in own}
+        return turns.choose({*closed, *others}) or turns.choose(closed)
 
     def route(self, brought: Brought, dead: Collection[str] = ()) -> RequestRoute:
         """Return the route of a request that brings and wants so much.

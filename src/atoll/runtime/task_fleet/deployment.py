@@ -107,7 +107,8 @@ def services_over(
     parts: Mapping[str, ServedParts], plan: Plan | None = None
 ) -> tuple[GraphService, ...]:
     """Return any-to-any services with the ways of their requests over the executors of a plan, if any."""
-    there = {one.id for one in plan.executor_instances} if plan is not None else set()
+    executors = plan.executor_instances if plan is not None else ()
+    there = {one.id for one in executors}
     paths = plan.paths if plan is not None else ()
     return tuple(
         GraphService(
@@ -116,6 +117,7 @@ def services_over(
             options=served.options,
             parts=served.parts,
             paths=_live_paths([path for path in paths if path.service == name], there),
+            own=tuple(sorted(one.id for one in executors if name in one.services)),
             stand_in=served.stand_in,
         )
         for name, served in parts.items()
