@@ -676,6 +676,11 @@ class Plan(Frozen):
                 shares[name] = shares.get(name, 0.0) + route.share
         return shares
 
+    @property
+    def served_services(self) -> tuple[str, ...]:
+        """The services whose requests its instances take, each once, in the order of instances."""
+        return tuple(dict.fromkeys(name for one in self.instances for name in one.services))
+
     def count_nodes(self) -> Counter[OfferKey]:
         """Return how many machines are used per (region, node type, market); cut ones count once."""
         return count_machines(self.instances)
