@@ -461,10 +461,6 @@ def _judge_executor(column: str, catalog: Catalog) -> Cell:
     """Return what is known of executors that a target starts, or by hand."""
     try:
         order = _order_executor()
-        if column == COMMANDS:
-            node_commands(
-                order.instance, ServiceWeights("hf://org/name", ("look",)), CommandSettings()
-            )
         _TRIALS.get(column, _render)(column, order, catalog)
     except AtollError as error:
         return Cell(REFUSED, error.message)
@@ -504,7 +500,7 @@ def _order_executor() -> StartOrder:
         fleet="lab", instance=one.id, plan="p", placement="l", service="look", role=one.role
     )
     settings = CommandSettings(fabric="fabric.token", executors="executors.token")
-    command = executor_command(one, parts, settings, labels=labels)
+    command = executor_command(one, {one.service: parts}, settings, labels=labels)
     # Secrets are read by some targets as they write: there are none here.
     return StartOrder(one, labels, (replace(command, secrets=()),))
 

@@ -32,8 +32,8 @@ def test_busy_shares_are_those_of_the_validator() -> None:
         works[one.id, one.service] = work
     busy, passing = executor_loads(MADE, ASKED, works)
     for use in use_of(MADE).executors:
-        assert use.busy == pytest.approx(busy[use.id])
-        assert sum(use.busy_by_part.values()) == pytest.approx(busy[use.id])
+        assert use.busy == pytest.approx(busy[use.id, use.service])
+        assert sum(use.busy_by_part.values()) == pytest.approx(busy[use.id, use.service])
         assert use.requests_per_s == pytest.approx(passing[use.id, use.service])
 
 

@@ -178,11 +178,25 @@ class SimulatedCapacity(Frozen):
     seeds: tuple[int, ...] = Field(min_length=1)
 
 
+class PartSeconds(NamedTuple):
+    """Seconds of an executor that a request of a class takes for one of its parts."""
+
+    klass: str
+    part: str
+    seconds: float
+
+
 class Guest(Frozen):
-    """A service whose requests an executor of another one takes, too, and how many a second pass it."""
+    """A service whose requests an executor of another one takes, too, and how many a second pass it.
+
+    `share` is the part that they are of its work, `work` what they are planned to take of it, as `Instance`
+    has it for its own service.
+    """
 
     service: Name
     per_s: NotNegative
+    share: Share = 0.0
+    work: tuple[PartSeconds, ...] = ()
 
 
 class Instance(Frozen):
@@ -195,8 +209,9 @@ class Instance(Frozen):
     ([0, 1)), and its throughput is requests/s that paths lead over it. `engine` is the program that runs it;
     None where layouts are free of what engines can run. `slots` is how many requests it runs at a time where
     its engine cuts the KV cache into so many equal parts. `simulated` is why it may carry more than the
-    capacity model says. `guests` are the services beside its own that share an executor; its throughput is
-    that of all of them.
+    capacity model says. `work` is what an executor is planned with: by class and part the seconds of it that
+    a request takes, with the room that simulation found to be needed, so that it is full at 1 s a second.
+    `guests` are the services beside its own that share an executor; its throughput is that of all of them.
     """
 
     id: Name
@@ -213,14 +228,15 @@ class Instance(Frozen):
     engine: Name | None = None
     slots: int | None = Field(default=None, ge=1)
     simulated: SimulatedCapacity | None = None
+    work: tuple[PartSeconds, ...] = ()
     guests: tuple[Guest, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out an engine that is not known, so that plans and problems without keep their hash."""
         fields: dict[str, object] = write(self)
-        for name in ("engine", "slots", "simulated"):
-            if fields.get(name) is None:
+        for name in ("engine", "slots", "simulated", "work"):
+            if not fields.get(name):
                 fields.pop(name, None)
         if not self.guests:
             fields.pop("guests", None)
@@ -244,12 +260,18 @@ class Instance(Frozen):
         return max(0.0, self.throughput_per_s - sum(known.values()))
 
     def part_of(self, service: str) -> float:
-        """Return which part of it is a service's, by what is led over it; evenly while nothing is."""
+        """Return which part of its work is a service's; evenly while it has none."""
         if not self.guests or service not in self.services:
             return float(service == self.service)
+        shares = {guest.service: guest.share for guest in self.guests}
         if self.throughput_per_s <= 0.0:
             return 1.0 / len(self.services)
-        return self.carries(service) / self.throughput_per_s
+        return shares.get(service, max(0.0, 1.0 - sum(shares.values())))
+
+    def work_of(self, service: str) -> tuple[PartSeconds, ...]:
+        """Return what requests of one of its services take of an executor."""
+        others = {guest.service: guest.work for guest in self.guests}
+        return self.work if service == self.service else others.get(service, ())
 
     @property
     def role_id(self) -> RoleId:

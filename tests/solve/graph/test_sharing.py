@@ -59,10 +59,14 @@ def test_what_a_guest_asks_is_stated_and_priced() -> None:
     assert costs["one"] == pytest.approx(costs["two"])
     use = executor_use(plan, problem, problem.catalog())
     assert use.of_service("one") == use.of_service("two") == use.executors
-    lanes = CarriedLoad(problem, find_mixed(problem, ()), plan.instances).lanes()
-    assert lanes == pytest.approx({"one": 0.1, "two": 0.1})
+    # Each has the part of their time that its requests are planned to take, and what is left of it.
+    mixed = find_mixed(problem, ())
+    lanes = CarriedLoad(problem, mixed, plan.instances).lanes()
+    assert lanes["one"] == pytest.approx(lanes["two"])
+    assert lanes["one"] >= 0.1
     first = plan.executor_instances[0]
-    left = CarriedLoad(problem, find_mixed(problem, ()), plan.instances).without(first)
+    assert sum(first.part_of(name) for name in ("one", "two")) == pytest.approx(1.0)
+    left = CarriedLoad(problem, mixed, plan.instances).without(first)
     assert set(left) == {"one", "two"}
     assert max(left.values()) < 0.1
 

@@ -308,7 +308,8 @@ def _check_work(plan: Plan, problem: Problem, works: Works) -> Iterator[Violatio
     """No executor works more than a second a second, and it carries what it says."""
     busy, passing = executor_loads(plan, problem, works)
     for instance in plan.executor_instances:
-        seconds = busy.get(instance.id, 0.0)
+        spent = {name: busy.get((instance.id, name), 0.0) for name in instance.services}
+        seconds = sum(spent.values())
         if seconds > 1.0 + TOLERANCE:
             message = f"works {seconds:.4g} seconds a second"
             yield violation("node-capacity", instance.id, message, seconds - 1.0)
@@ -320,13 +321,24 @@ def _check_work(plan: Plan, problem: Problem, works: Works) -> Iterator[Violatio
                 message = f"{carried:g} requests/s pass{' for ' + name if name else ''}"
                 message += f", {said:g}/s are stated"
                 yield violation("throughput", instance.id, message)
+        for guest in instance.guests if seconds > 0.0 else ():
+            share = spent[guest.service] / seconds
+            if differs(share, guest.share):
+                message = f"{guest.service} is {share:.4g} of its work, {guest.share:.4g} is stated"
+                yield violation("throughput", instance.id, message)
+        for name in instance.services:
+            for klass, part, told in instance.work_of(name):
+                real = works[instance.id, name].seconds.get((klass, part), math.inf)
+                if exceeds(real, told):
+                    message = f"{part} takes {real:.4g} s of '{klass}', {told:.4g} s are stated"
+                    yield violation("node-capacity", instance.id, message, real - told)
 
 
 def executor_loads(
     plan: Plan, problem: Problem, works: Works
-) -> tuple[dict[str, float], dict[tuple[str, str], float]]:
-    """Return by executor the seconds of work a second, and by service, too, the requests/s that pass it."""
-    busy: defaultdict[str, float] = defaultdict(float)
+) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
+    """Return by executor and service the seconds of work a second, and the requests/s that pass it."""
+    busy: defaultdict[tuple[str, str], float] = defaultdict(float)
     passing: defaultdict[tuple[str, str], float] = defaultdict(float)
     for path in plan.paths:
         service = problem.service(path.service)
@@ -337,7 +349,7 @@ def executor_loads(
                 passing[name, path.service] += rate * weight
                 work = works[name, path.service]
                 seconds = sum(work.seconds[path.klass, part] for part in step.parts)
-                busy[name] += rate * weight * seconds
+                busy[name, path.service] += rate * weight * seconds
     return dict(busy), dict(passing)
 
 

@@ -52,7 +52,6 @@ class GraphService(Frozen):
     tasks: the composite task that answers each endpoint, as "module:Class" of trusted code. options: what
     their `setup` may look at. parts: which components a part of the plan's model stands for. paths: the
     plan's, whose steps name parts and executors; without any, every executor that runs a component is asked.
-    own: the executors that the plan has for it, alone or with others; who is on no path is asked last.
     stand_in: instead of what it answers, where its components are not those of the planned model.
     """
 
@@ -61,7 +60,6 @@ class GraphService(Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
     parts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     paths: tuple[RequestPath, ...] = ()
-    own: tuple[str, ...] = ()
     stand_in: str | None = None
 
 

@@ -14,10 +14,7 @@ import numpy as np
 from atoll.plan.plan import RequestPath
 from atoll.routing.decisions import round_robin
 from atoll.runtime.graph_server.graph_config import ExecutorAddress, GraphService
-from atoll.workload.classes import Modality, parse_class_name
-
-Brought = tuple[tuple[Modality, ...], tuple[Modality, ...]]
-"""Modalities that a request brings and wants, in the order of `parse_class_name`."""
+from atoll.workload.classes import Brought, match_class, parse_class_name
 
 
 class WeightedRoundRobin:
@@ -143,6 +140,9 @@ class PathRouter:
             for m, step in enumerate(path.steps)
         }
         self._turns: dict[str, WeightedRoundRobin] = {}
+        self._own = {
+            name for path in service.paths for step in path.steps for name in step.instances
+        }
 
     @property
     def components(self) -> frozenset[str]:
@@ -174,14 +174,13 @@ class PathRouter:
     def assign(self, component: str, closed: Collection[str] = ()) -> str | None:
         """Return the next of all executors that run a component, None if none is open.
 
-        Those that the plan has for other services alone are asked where none of its own is open.
+        Those on no path of the service are asked where none of the others is open.
         """
         turns = self._turns.get(component)
         if turns is None:
             names = self.candidates(component)
             turns = self._turns[component] = WeightedRoundRobin(dict.fromkeys(names, 1.0))
-        own = self._service.own
-        others = {name for name in turns.names if own and name not in own}
+        others = {name for name in turns.names if self._own and name not in self._own}
         return turns.choose({*closed, *others}) or turns.choose(closed)
 
     def route(self, brought: Brought, dead: Collection[str] = ()) -> RequestRoute:
@@ -191,7 +190,7 @@ class PathRouter:
         it; labels in brackets are not looked at. Paths and executors that are dead are left out as long as
         others live; without any path its executors are assigned one by one.
         """
-        klass = self._klass(brought)
+        klass = match_class(brought, self._paths)
         if klass is None:
             return RequestRoute("", (), self)
         paths = self._paths[klass]
@@ -213,14 +212,3 @@ class PathRouter:
             if executor is not None:
                 steps.append((step.parts, executor, turns))
         return RequestRoute(paths[number].klass, steps, self)
-
-    def _klass(self, brought: Brought) -> Brought | None:
-        if brought in self._paths:
-            return brought
-        wide = [
-            klass
-            for klass in self._paths
-            if set(brought[0]) <= set(klass[0]) and set(brought[1]) <= set(klass[1])
-        ]
-        # The smallest that fits; of several always the same one.
-        return min(wide, key=lambda klass: (len(klass[0]) + len(klass[1]), klass), default=None)

@@ -292,10 +292,8 @@ class ServiceProgram:
             for part in route
         ):
             return
-        slow, name = self.effort.slowdown, "+".join(option)
-        # What was measured for the kind, else for the option on any kind, else nothing.
         whose = name_services(shared or (self.service.name,))
-        slowed = slow.get((whose, name, kind), slow.get((whose, name, "*"), 1.0))
+        slowed = self.effort.slowdown_of(whose, "+".join(option), kind)
         self.types.append(_Kind(option, kind, offers, slowed, shared))
 
     def _time(self, index: int, klass: RequestClass, label: str) -> tuple[float, float] | None:

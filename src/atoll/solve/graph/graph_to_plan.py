@@ -10,6 +10,8 @@ from dataclasses import replace
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InternalError
 from atoll.core.ids import Phase, RoleId, parse_node_type
+from atoll.plan.component_sharing import name_services
+from atoll.plan.executors import node_work
 from atoll.plan.plan import (
     SINK,
     SOURCE,
@@ -19,6 +21,7 @@ from atoll.plan.plan import (
     Market,
     Node,
     OfferKey,
+    PartSeconds,
     Plan,
     RequestPath,
     RequestStep,
@@ -89,7 +92,15 @@ def plan_of(
         packed = tuple(_carrying(i, passing) if i.is_executor else i for i in packed)
     return assemble(
         problem,
-        packed,
+        _with_shares(
+            problem,
+            paths,
+            served,
+            [
+                _with_work(problem, catalog, effort, one) if one.is_executor else one
+                for one in packed
+            ],
+        ),
         catalog=catalog,
         status=answer.status,
         solver=solver,
@@ -380,6 +391,51 @@ def _passing(
             for name, weight in step.instances.items():
                 passing[name, service.name] += rate * path.share * weight
     return dict(passing)
+
+
+def _with_work(problem: Problem, catalog: Catalog, effort: Effort, instance: Instance) -> Instance:
+    """The executor with the seconds that requests take of it, as slow as it was planned to be."""
+    parts, kind = instance.role_id.component, instance.nodes[0].kind
+    slowed = effort.slowdown_of(name_services(instance.services), parts, kind)
+    told: dict[str, tuple[PartSeconds, ...]] = {}
+    for name in instance.services:
+        work = node_work(problem, catalog, problem.service(name), instance)
+        found = {} if work is None else work.seconds
+        told[name] = tuple(PartSeconds(*key, slowed * found[key]) for key in sorted(found))
+    guests = tuple(
+        guest.model_copy(update={"work": told[guest.service]}) for guest in instance.guests
+    )
+    return instance.model_copy(update={"work": told[instance.service], "guests": guests})
+
+
+def _with_shares(
+    problem: Problem,
+    paths: Sequence[RequestPath],
+    served: Mapping[str, float],
+    instances: Sequence[Instance],
+) -> tuple[Instance, ...]:
+    """Executors with which part of their work each service that shares them is."""
+    shared = {one.id: one for one in instances if one.guests}
+    busy: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for path in paths:
+        service = problem.service(path.service)
+        rate = service.class_rate_per_s(service.klass(path.klass)) * served[service.name]
+        for step in path.steps:
+            for name in step.instances.keys() & shared.keys():
+                took = {(k, part): s for k, part, s in shared[name].work_of(path.service)}
+                seconds = sum(took.get((path.klass, part), 0.0) for part in step.parts)
+                weight = path.share * step.instances[name]
+                busy[name, path.service] += rate * weight * seconds
+    made = []
+    for one in instances:
+        total = sum(busy[one.id, name] for name in one.services)
+        guests = tuple(
+            guest.model_copy(update={"share": min(1.0, busy[one.id, guest.service] / total)})
+            for guest in one.guests
+            if total > 0.0
+        )
+        made.append(one.model_copy(update={"guests": guests}) if guests else one)
+    return tuple(made)
 
 
 def _carrying(instance: Instance, passing: Mapping[tuple[str, str], float]) -> Instance:
