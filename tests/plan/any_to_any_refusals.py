@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
 
 def _fleet(service: Service, **sections: object) -> Problem:
     """A fleet with one service on a pool, unless another place for it is given."""
-    data = {"services": {"some": dict(service)}, **({"pool": _POOL} | sections)}
+    data = {"services": {"NAME": dict(service)}, **({"pool": _POOL} | sections)}
     return parse_fleet(yaml.safe_dump(data, sort_keys=False))
 
 
@@ -72,14 +72,14 @@ def _choice(service: Service) -> None:
     """A service beside another that several models may answer."""
     models = [{"model": "qwen3-8b", "error": 0.1}, {"model": "qwen3-32b", "error": 0.05}]
     chat = {**{k: v for k, v in PLAIN.items() if k != "model"}, "models": models}
-    data = {"services": {"some": dict(service), "chat": chat}, "pool": _POOL}
+    data = {"services": {"NAME": dict(service), "chat": chat}, "pool": _POOL}
     refuse_others(parse_fleet(yaml.safe_dump(data, sort_keys=False)))
 
 
 def _cluster(service: Service) -> None:
     link = {"between": ["*", "*"], "bandwidth": "10Gbit/s"}
     cluster = {"nodes": {"lab": {"A100-80:2": 2}}, "links": [link]}
-    data = {"services": {"some": dict(service)}, "cluster": cluster}
+    data = {"services": {"NAME": dict(service)}, "cluster": cluster}
     parse_fleet(yaml.safe_dump(data, sort_keys=False))
 
 
