@@ -22,8 +22,8 @@ from benchmarks.hardware.gpu_any import (
 )
 
 
-def test_what_was_served_is_complete_and_told_apart_in_simulation() -> None:
-    """Both deployments had the same arrivals, no errors, and the monolith carries less, also as simulated."""
+def test_what_was_served_is_complete_and_near_what_is_simulated() -> None:
+    """Both deployments had the same arrivals and no errors, and are near what is simulated."""
     with (RESULTS / "gpu_any.csv").open() as stream:
         rows = [Asked(**row) for row in csv.DictReader(stream)]
     assert not any(row.error for row in rows)
@@ -37,10 +37,11 @@ def test_what_was_served_is_complete_and_told_apart_in_simulation() -> None:
         assert sum((row.way, row.run) == (way, "carried") for row in rows) == CARRIED
     note, found = read()
     assert "H200" in note["gpu"]
-    served, simulated, _ = found["plan"]
-    alone, alone_simulated, _ = found["monolith"]
-    assert served.carried_per_s > alone.carried_per_s
-    assert simulated.carried_per_s > alone_simulated.carried_per_s
+    for served, simulated, errors in found.values():
+        assert errors == 0
+        assert 0.85 < simulated.carried_per_s / served.carried_per_s < 1.15
+        assert 0.85 < simulated.p95("ttft_ms") / served.p95("ttft_ms") < 1.15
+    assert found["plan"][0].carried_per_s > found["monolith"][0].carried_per_s
 
 
 def test_a_batch_is_fitted_by_a_fixed_time_and_one_for_each_item() -> None:
