@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import configparser
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -114,15 +115,18 @@ def load(
     """
     folder = data / "helix"
     problem = helix_problem(folder / f"clusters/{part.cluster}.ini", model=model)
-    assert problem.cluster is not None
-    nodes = problem.cluster.nodes
     path = folder / "solutions" / part.solution
-    ranges: Sequence[tuple[int, int]] = read_solution(path, len(nodes))
+    cluster = problem.cluster
+    assert cluster is not None
+    ranges: Sequence[tuple[int, int]] = read_solution(path, len(cluster.nodes))
     file = _simulated(folder, part)
     room = {i: file.getfloat(name, "kv_cache_capacity") for i, name in _numbered(file)}
     if part.own_nodes:
         kinds = {i: file.get(name, "machine_type").strip('"') for i, name in _numbered(file)}
+        problem = _with_missing(problem, kinds)
         ranges, room = _by_type(problem, ranges, room, kinds)
+    assert problem.cluster is not None
+    nodes = problem.cluster.nodes
     problem = _stretched(problem, ranges, room)
     instance = flow_instance(problem, problem.catalog(), problem.services[0], partial=partial)
     names = {node.name: held for node, held in zip(nodes, ranges, strict=True)}
@@ -143,6 +147,19 @@ def _numbered(file: configparser.ConfigParser) -> Iterator[tuple[int, str]]:
     for name in file.sections():
         if name.startswith("compute_node_"):
             yield int(name.rsplit("_", 1)[1]) - 2, name
+
+
+def _with_missing(problem: Problem, kinds: dict[int, str]) -> Problem:
+    """Add the nodes that a placement has more of than the cluster: SP+ has eight V100, cluster42 six."""
+    cluster = problem.cluster
+    assert cluster is not None
+    missing = Counter(NODE_TYPES[kind] for kind in kinds.values()) - cluster.counts()
+    more = tuple(
+        cluster.nodes[0].model_copy(update={"name": f"more-{n}", "node_type": kind})
+        for n, kind in enumerate(missing.elements())
+    )
+    wider = cluster.model_copy(update={"nodes": (*cluster.nodes, *more)})
+    return problem.replace(cluster=wider, offers=()) if more else problem
 
 
 def _by_type(

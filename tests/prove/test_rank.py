@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.catalog.catalog import Catalog
-from atoll.plan.problem import Lengths
+from atoll.plan.problem import Lengths, Settings
 from atoll.plan.validate.check import validate
 from atoll.prove.rank import Simulated
 from atoll.solve.place.place_service import FlowEffort
@@ -73,3 +73,13 @@ def test_the_worse_of_two_routers_counts_unless_one_is_named() -> None:
     assert asked.settings.routers == ("atoll", "plain")
     own = asked.replace(settings={**dict(asked.settings), "engine": "atoll"})
     assert own.settings.routers == ("atoll",)
+
+
+def test_what_runs_is_among_those_simulated() -> None:
+    asked = problem(settings=Settings(router="plain"))
+    rank = Simulated(asked, CATALOG)
+    best = solve("flow.search", asked, CATALOG, FlowEffort(work=1.0, bounded=False, rank=rank))
+    running = asked.replace(running=best.instances)
+    again = solve("flow.search", running, CATALOG, FlowEffort(work=0.01, bounded=False, rank=rank))
+    assert rank(again).tokens_per_s >= rank(best).tokens_per_s
+    assert any("ranked under plain round robin" in note for note in again.notes)
