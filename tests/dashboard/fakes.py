@@ -18,7 +18,7 @@ from atoll.runtime.openai import ApiError
 from tests.dashboard import fake_data as data
 from tests.dashboard.fake_data import Json
 
-_RANK = {"viewer": 0, "member": 1, "admin": 2}
+_RANK = {"viewer": 0, "member": 1, "operator": 2, "admin": 3}
 _WORDS = (
     "The lighthouse keeper climbed the stairs as she did every evening, counting them without "
     "noticing. Far out a ship turned its lamp towards the bay. She lit the wick, wound the clockwork "
@@ -331,6 +331,7 @@ class FakeDesk(FakeService):
         self.next: Json | None = data.make_next(self.started_s)
         self.traces = list(data.TRACES)
         self.plans: set[str] = set()
+        self.file = data.FLEET_FILE
 
     def snapshot(self) -> tuple[str, Json]:
         return "fleets", self._fleets()
@@ -366,6 +367,8 @@ class FakeDesk(FakeService):
         rest = path.removeprefix("/atoll/v1/")
         if rest == "live":
             return EventStream(self.live())
+        if rest == "catalog/models":
+            return answer_json({"models": data.MODELS_TO_DEPLOY})
         if rest.startswith("fleets"):
             return self._fleet(request, role, rest)
         if rest == "whatif":
@@ -407,11 +410,48 @@ class FakeDesk(FakeService):
                 return answer_json({**data.DIALS, "fleet": name})
             case "next":
                 return self._approve(request, role, name)
+            case "file":
+                return self._file(request, role, name)
+            case "invitations":
+                return self._invitations(request)
+            case other if other.startswith("logs/"):
+                return answer_json({"instance": other[5:], "text": "it has begun\nit is ready"})
         raise ApiError(404, "nothing there", code="not_found")
+
+    def _invitations(self, request: Request) -> Answer:
+        if request.method != b"POST":
+            return answer_json({"invitations": data.INVITATIONS})
+        asked = json.loads(request.body)
+        return answer_json(
+            {
+                "name": asked["name"],
+                "line": f"atoll join --fabric TOKEN --name {asked['name']}",
+                "expires_s": self.started_s + 86400.0 * asked["days"],
+                "hubs": ["127.0.0.1:7000"],
+                "only_here": True,
+            }
+        )
+
+    def _file(self, request: Request, role: str, name: str) -> Answer:
+        if request.method == b"PUT":
+            if _RANK[role] < _RANK["operator"]:
+                raise forbid()
+            self.file = json.loads(request.body)["file"]
+            return answer_json({"fleet": name, "version": "b", "changed": "chat changed (rate)"})
+        return answer_json(
+            {
+                "fleet": name,
+                "file": self.file,
+                "version": "a",
+                "services": data.SERVICES,
+                "can_change": name == "lab",
+                "earlier": [{"version": "0ld", "replaced_s": self.started_s - 300.0}],
+            }
+        )
 
     def _approve(self, request: Request, role: str, name: str) -> Answer:
         if request.method == b"POST":
-            if role != "admin":
+            if _RANK[role] < _RANK["operator"]:
                 raise forbid()
             body = json.loads(request.body)
             if self.next is None or body.get("id") != self.next["id"]:

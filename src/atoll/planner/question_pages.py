@@ -15,6 +15,7 @@ from atoll.planner.fleets import FleetEntry
 from atoll.planner.jobs import stream_job
 from atoll.planner.plan_simulation import SimulateAsk, find_simulation
 from atoll.planner.planner_service import (
+    EVENTS,
     PlannerRequest,
     PlannerRoute,
     PlanningService,
@@ -145,11 +146,27 @@ def read_in_force(entry: FleetEntry) -> Plan | None:
 
 
 ROUTES = (
-    PlannerRoute("GET", "/atoll/v1/fleets/{name}/dials", "viewer", show_dials),
-    PlannerRoute("POST", "/atoll/v1/whatif", "member", ask_whatif),
-    PlannerRoute("GET", "/atoll/v1/traces", "viewer", show_traces),
-    PlannerRoute("POST", "/atoll/v1/traces", "member", take_trace),
-    PlannerRoute("DELETE", "/atoll/v1/traces/{id}", "member", delete_trace),
-    PlannerRoute("POST", "/atoll/v1/simulate", "member", ask_simulation),
-    PlannerRoute("GET", "/atoll/v1/reports/{id}", "viewer", show_report),
+    PlannerRoute(
+        *("GET", "/atoll/v1/fleets/{name}/dials", "viewer", show_dials),
+        "What a what-if can turn",
+    ),
+    PlannerRoute(
+        *("POST", "/atoll/v1/whatif", "member", ask_whatif),
+        "A fleet as it is and as it would be: `progress`, then `result` or `error`",
+        takes=WhatIfAsk,
+        makes=(EVENTS,),
+    ),
+    PlannerRoute("GET", "/atoll/v1/traces", "viewer", show_traces, "All traces"),
+    PlannerRoute("POST", "/atoll/v1/traces", "member", take_trace, "Upload a trace"),
+    PlannerRoute("DELETE", "/atoll/v1/traces/{id}", "member", delete_trace, "Delete a trace"),
+    PlannerRoute(
+        *("POST", "/atoll/v1/simulate", "member", ask_simulation),
+        "What a trace would see of a fleet: `progress`, then `result` or `error`",
+        takes=SimulateAsk,
+        makes=(EVENTS,),
+    ),
+    PlannerRoute(
+        *("GET", "/atoll/v1/reports/{id}", "viewer", show_report, "A report as a page"),
+        makes=("text/html",),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 import urllib.error
@@ -15,6 +16,7 @@ from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.server import Dashboard, DashboardSettings
 from atoll.dashboard.services import ServiceAddress, ServiceDirectory
 from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.accounts.api_keys import NewKey, Role
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.pool.member import Backend
@@ -31,6 +33,16 @@ class RealSite(SiteOnItsLoop):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
+
+    def make_key(self, role: Role) -> str:
+        """Return a new key of this role."""
+
+        async def make() -> str:
+            text, _ = await self._accounts.database.create_key(NewKey(name=role, role=role))
+            await self._accounts.learn_keys()
+            return text
+
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(60)
 
     def ask(self, key: str) -> int:
         """Ask the model with a key; return the status."""
@@ -60,11 +72,11 @@ class RealSite(SiteOnItsLoop):
         self._gateway = Gateway(BackendPool(backends), settings, accounts=self._accounts)
         host, port = await self._gateway.start()
         self.gateway_url = f"http://{host}:{port}"
-        services = ServiceDirectory(
+        self.services = ServiceDirectory(
             ServiceAddress(self.gateway_url, self.folder / "gateway.sock"), None
         )
         self._links = LoginLinks(self.folder / "links")
-        self._dashboard = Dashboard(DashboardSettings(port=0), services, self._links)
+        self._dashboard = Dashboard(DashboardSettings(port=0), self.services, self._links)
         host, port = await self._dashboard.start()
         self.url = f"http://{host}:{port}"
 
