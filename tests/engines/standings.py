@@ -513,7 +513,7 @@ def _order_executor() -> StartOrder:
         fleet="lab", instance=one.id, plan="p", placement="l", service="look", role=one.role
     )
     settings = CommandSettings(fabric="fabric.token", executors="executors.token")
-    command = executor_command(one, parts, settings, labels=labels)
+    command = executor_command(one, {one.service: parts}, settings, labels=labels)
     # Secrets are read by some targets as they write: there are none here.
     return StartOrder(one, labels, (replace(command, secrets=()),))
 

@@ -68,8 +68,9 @@ def write_commands(
             if executors is not None:
                 continue
             try:
-                parts[one.service] = _parts_of(plan, one.service, catalog, given, stand_in=stand_in)
-                found.append(_executor(plan, one, parts[one.service], _FIRST_PORT + number))
+                for name in one.services:
+                    parts[name] = _parts_of(plan, name, catalog, given, stand_in=stand_in)
+                found.append(_executor(plan, one, parts, _FIRST_PORT + number))
             except AtollError as error:
                 found.append(InstanceCommands(one.id, (), (), str(error)))
             continue
@@ -131,7 +132,9 @@ def _parts_of(
     return choose_parts(service, catalog.model(model), given, stand_in=stand_in)
 
 
-def _executor(plan: Plan, one: Instance, parts: ServedParts, port: int) -> InstanceCommands:
+def _executor(
+    plan: Plan, one: Instance, parts: Mapping[str, ServedParts], port: int
+) -> InstanceCommands:
     from atoll.deploy.commands.node_commands import CommandSettings, executor_command
     from atoll.deploy.commands.paste import format_line
     from atoll.runtime.endpoints.devices import assign_devices

@@ -252,12 +252,13 @@ def _boost(situation: Situation, memory: Memory) -> Memory:
     view, policy = situation.view, situation.policy
     ready = {seen.id for seen in view.instances if seen.status.state == "ready"}
     # Where not all of the plan serves yet, a broken promise says nothing about the plan.
-    waiting = {one.service for one in situation.wanted if one.id not in ready}
+    waiting = {name for one in situation.wanted if one.id not in ready for name in one.services}
     # Nor does one that was broken before the latest of it served.
     waiting |= {
-        seen.instance.service
+        name
         for seen in view.instances
         if seen.status.state == "ready" and view.time_s - seen.status.since_s < PROMISES_SEEN_S
+        for name in seen.instance.services
     }
     seen: dict[str, list[PromiseSeen]] = {}
     for one in view.promises:

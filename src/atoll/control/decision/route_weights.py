@@ -76,13 +76,13 @@ def spread_paths(
     models = problem.catalog().models
     standing: dict[str, list[Instance]] = {}
     for one in serving:
-        if one.is_executor:
-            standing.setdefault(one.service, []).append(one)
+        for name in one.services if one.is_executor else ():
+            standing.setdefault(name, []).append(one)
     paths: list[RequestPath] = []
     for service in graphs:
         given = [path for path in plan.paths if path.service == service.name]
         here = standing.get(service.name, [])
-        planned = {one.id for one in plan.executor_instances if one.service == service.name}
+        planned = {one.id for one in plan.executor_instances if service.name in one.services}
         if {one.id for one in here} != planned:
             mix = mixes.get(service.name, {})
             needs = tuple(
@@ -100,7 +100,7 @@ def _spread_parts(
     """Return paths over executors in the way that carries most; none where a class has no way."""
     names: dict[ExecutorKind, list[str]] = {}
     for one in sorted(here, key=lambda each: each.id):
-        names.setdefault(kind_of(one), []).append(one.id)
+        names.setdefault(kind_of(one, service), []).append(one.id)
     best = best_flows(needs, {kind: len(own) for kind, own in names.items()})
     if best.per_s <= 0.0:
         return []
