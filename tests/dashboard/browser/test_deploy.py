@@ -190,7 +190,7 @@ def test_a_machine_is_added_and_planned_with(operated: OperatedSite, visit: Visi
     machine = operated.start(*line[1:], "--gpus", "L4:1")
     try:
         page.get_by_text("it has joined").wait_for(timeout=_PATIENCE_MS)
-        assert "1× L4" in page.locator(".facts").inner_text()
+        assert "1\u00d7 L4" in page.locator(".facts").inner_text()
         assert page.get_by_label("Node type").input_value() == "L4:1"
         page.get_by_label("Region").fill("here")
         page.get_by_role("button", name="Show the plan").click()
