@@ -204,7 +204,7 @@ class Dashboard:
         if not request.path.startswith(_API) or self._find_session(request) is not None:
             return
         # A key that is not known yet is asked about once the body is here: that must be a small one.
-        if read_bearer(request.headers) is None:
+        if self._find_key(request) is None:
             raise ApiError(401, "nobody is logged in", kind="authentication_error", code="login")
         length = request.headers.get(b"content-length", b"")
         if not length.isdigit() or int(length) > _OWN_BYTES:
@@ -255,7 +255,7 @@ class Dashboard:
         """Refuse a change that a page of another origin asks for; programs with a key say of none."""
         headers = request.headers
         from_page = b"origin" in headers or b"sec-fetch-site" in headers
-        if request.method not in READING and (from_page or read_bearer(headers) is None):
+        if request.method not in READING and (from_page or self._find_key(request) is None):
             self._hosts.check_origin(headers)
 
     async def _show_document(self, request: Request) -> Answer:
@@ -264,7 +264,7 @@ class Dashboard:
         return _json(await self._documents.read())
 
     async def _answer_session_owner(self, request: Request) -> Answer:
-        key = read_bearer(request.headers)
+        key = self._find_key(request)
         if key is not None:
             session = await self._log_in_program(request, key)
             return await self._answer_for(request, session)
@@ -274,6 +274,12 @@ class Dashboard:
         if request.path != b"/live" and request.method not in READING:
             found.check_csrf(request.headers.get(b"x-csrf-token"))
         return await self._answer_for(request, found)
+
+    def _find_key(self, request: Request) -> str | None:
+        """Return the key that a program shows with a request; where a page's cookie is, that counts alone."""
+        if read_cookie(request.headers, self._cookie) is not None:
+            return None
+        return read_bearer(request.headers)
 
     async def _log_in_program(self, request: Request, key: str) -> LoginSession:
         """Return the session of a program that shows a key with its request; it has no cookie."""
@@ -316,7 +322,7 @@ class Dashboard:
         if request.method == b"DELETE":
             session = self._find_session(request)
             if session is not None:
-                if read_bearer(request.headers) is None:
+                if self._find_key(request) is None:
                     session.check_csrf(request.headers.get(b"x-csrf-token"))
                 session.over_because = "you are logged out"
                 self._end(session)
@@ -327,7 +333,7 @@ class Dashboard:
     # Sessions
 
     async def _show_session(self, request: Request) -> Answer:
-        key = read_bearer(request.headers)
+        key = self._find_key(request)
         session = (
             self._find_session(request) if key is None else await self._log_in_program(request, key)
         )
@@ -500,7 +506,7 @@ class Dashboard:
 
     def _find_session(self, request: Request) -> LoginSession | None:
         """Return the session of a request; one by the proxy's word lasts while the proxy says the same."""
-        key = read_bearer(request.headers)
+        key = self._find_key(request)
         if key is not None:
             return self.sessions.find(self._programs.find(key), self._clock())
         session = self.sessions.find(read_cookie(request.headers, self._cookie), self._clock())

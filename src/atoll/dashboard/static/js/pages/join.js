@@ -116,7 +116,7 @@ export const page = {
         const number_ = input({ type: "number", min: 1, value: 1, required: true });
         const typeLine = field("Node type", type, { note: "GPU:NUMBER, as the catalog calls it." });
         const result = h("div", { class: "stack" });
-        return card("4. Plan with it", { note: "It is written into the fleet file as a machine of yours; the plan says what it is worth." }, h("form", { class: "stack", onsubmit: (event) => {
+        return card("4. Plan with it", { note: "It is written into the fleet file as a machine of yours; the plan says what it is worth. The controller starts instances on the fleet's targets (Slurm, Kubernetes, this machine, ...); a machine that joined by hand serves what it is assigned:" }, snippet(`atoll assign ${machine.name} --model ORG/NAME --engine vllm --fabric @FOLDER/fabric.token`), h("form", { class: "stack", onsubmit: (event) => {
           event.preventDefault();
           running?.abort();
           set(result);
