@@ -409,7 +409,7 @@ def _act(
         if seen.status.state == "ready" and seen.status.handle not in gone
     }
     routes = _route(situation.problem, serving.values(), situation.in_force)
-    paths = spread_paths(situation.problem, serving.values(), situation.in_force)
+    paths = spread_paths(situation.problem, serving.values(), situation.in_force, memory.mixes)
     if (routes != memory.routes and (routes or memory.routes)) or paths != memory.paths:
         actions.append(ReweightRoutes(routes, _describe_serving(len(serving)), paths))
     # What failed is stopped first, for it may hold machines that the starts need.
@@ -466,7 +466,7 @@ def reroute(view: View, memory: Memory) -> ReweightRoutes | None:
     if not gone or not serving:
         return None
     routes = _route(view.problem, serving.values(), memory.plan)
-    paths = spread_paths(view.problem, serving.values(), memory.plan)
+    paths = spread_paths(view.problem, serving.values(), memory.plan, memory.mixes)
     text = f"{', '.join(gone)} gone: {_describe_serving(len(serving))}"
     return ReweightRoutes(routes, text, paths)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from atoll.control.decision.control_view import Mixes
 from atoll.control.decision.executor_capacity import (
     ClassNeed,
     ExecutorKind,
@@ -63,9 +64,12 @@ def spread_routes(
 
 
 def spread_paths(
-    problem: Problem, serving: Iterable[Instance], plan: Plan | None
+    problem: Problem, serving: Iterable[Instance], plan: Plan | None, mixes: Mixes
 ) -> tuple[RequestPath, ...]:
-    """Return the paths of all any-to-any services over the executors that serve now."""
+    """Return the paths of all any-to-any services over the executors that serve now.
+
+    `mixes` are those that the plan is for: paths change with what serves, and not with every request.
+    """
     graphs = problem.graph_services
     if not graphs or plan is None:
         return ()
@@ -80,7 +84,11 @@ def spread_paths(
         here = standing.get(service.name, [])
         planned = {one.id for one in plan.executor_instances if service.name in one.services}
         if {one.id for one in here} != planned:
-            needs = list_needs(models[service.model], service)
+            mix = mixes.get(service.name, {})
+            needs = tuple(
+                need._replace(share=mix.get(need.klass, need.share))
+                for need in list_needs(models[service.model], service)
+            )
             given = _spread_parts(service.name, needs, here) or given
         paths += given
     return tuple(paths)
@@ -103,6 +111,9 @@ def _spread_parts(
     paths = []
     for need in needs:
         for share, parts in _list_ways(need, doing):
+            # Nobody asks for it: who serves it is asked when somebody does.
+            if any((need.klass, part) not in doing for part in parts):
+                continue
             steps: list[RequestStep] = []
             for part in parts:
                 rates = doing[need.klass, part]
