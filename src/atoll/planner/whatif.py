@@ -21,8 +21,8 @@ from atoll.planner.change import DialChange, apply_change
 from atoll.planner.plan_drawing import draw_plan
 from atoll.planner.source import MAX_LETTERS, WrittenFleet, read_sent, read_source
 from atoll.planner.worker import Report, Said
-from atoll.prove.headroom import short_services
-from atoll.prove.quick_plan import QuickPlan, plan_quickly, simulate_demand
+from atoll.prove.headroom import Tell, short_services
+from atoll.prove.quick_plan import QuickPlan, plan_exactly, plan_quickly, simulate_demand
 from atoll.prove.warm import warm
 
 # Prices per hour that differ by less than half a cent count as the same.
@@ -47,10 +47,14 @@ class FleetAsk(Frozen):
 
 
 class WhatIfAsk(FleetAsk, DialChange):
-    """Question of a what-if: a change of a fleet, and how long it is simulated, in seconds."""
+    """Question of a what-if: a change of a fleet, and how long it is simulated, in seconds.
+
+    Plans come soon, from counted work, or are those that `atoll plan` would make (`exact`), with what is proven.
+    """
 
     simulate_s: Annotated[float, Field(strict=True, ge=10, le=1800)] = 120.0
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31)] = 0
+    exact: bool = False
 
     @property
     def change(self) -> DialChange:
@@ -98,6 +102,8 @@ class PlannedFleet:
 
 def prepare() -> None:
     """Load what planning and simulating need, so that the first who asks does not wait for it."""
+    import scipy.optimize  # noqa: F401 - placements on clusters take a second to load it
+
     warm()
     problem = read_sent(_WARM_FLEET).problem
     plan_quickly(problem, simulate_s=10.0, seed=0)
@@ -110,7 +116,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
     source = place.read()
     changed = apply_change(source, ask.change)
 
-    def tell(when: str, share: float) -> Any:
+    def tell(when: str, share: float) -> Tell:
         return lambda text: report({"text": f"{when}: {text}", "share": share})
 
     now = _plan_now(place, source.problem, ask, tell("now", 0.1))
@@ -118,10 +124,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
     if changed.problem.content_hash() == source.problem.content_hash():
         then = now
     else:
-        found = plan_quickly(
-            changed.problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell("then", 0.5)
-        )
-        then = PlannedFleet.of(found)
+        then = _plan(changed.problem, ask, tell("then", 0.5))
     return {
         "now": _draw(now),
         "then": _draw(then),
@@ -132,6 +135,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
         "fleet_file": changed.text,
         "fleet_file_name": changed.file_name,
         "simulate_s": ask.simulate_s,
+        "exact": ask.exact,
         "seconds": time.monotonic() - began_s,
         "made": None if place.plan is not None else _write_made(now.plan, source.problem),
     }
@@ -142,7 +146,7 @@ def _write_made(plan: FleetPlan, problem: Problem) -> dict[str, str]:
     return {"plan": plan.to_json(), "problem": problem.to_json()}
 
 
-def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Any) -> PlannedFleet:
+def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
     """The plan in force with what it keeps; where there is none, one as of what would be."""
     in_force = place.read_plan(problem)
     if in_force is not None:
@@ -156,9 +160,13 @@ def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Any) ->
             seed=ask.seed,
         )
         return PlannedFleet(in_force, kept, served)
-    return PlannedFleet.of(
-        plan_quickly(problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell)
-    )
+    return _plan(problem, ask, tell)
+
+
+def _plan(problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
+    """Plan soon, or as `atoll plan` does, with the share of requests that keeps its promises by simulation."""
+    make = plan_exactly if ask.exact else plan_quickly
+    return PlannedFleet.of(make(problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell))
 
 
 def _draw(found: PlannedFleet) -> dict[str, Any]:
@@ -225,7 +233,7 @@ def judge(now: PlannedFleet, then: PlannedFleet) -> str:
 
 
 def _notes(now: PlannedFleet, then: PlannedFleet) -> list[str]:
-    found = []
+    found: list[str] = []
     if any(proof_of(planned.plan).may_improve for planned in (now, then)):
-        found.append("cut short to answer soon: `atoll plan` may find a better plan")
+        found.append("cut short to answer soon: an exact plan may be better")
     return found
