@@ -102,6 +102,22 @@ def list_machines(view: GatewayView) -> tuple[ShownMachine, ...]:
     return tuple(machines)
 
 
+def count_machines(machines: Iterable[ShownMachine]) -> tuple[int, int]:
+    """Return how many machines are up, and how many there are.
+
+    Hubs serve nothing, and a backend whose stages are listed is the instance that those make up together.
+    """
+    shown = tuple(machines)
+    staged = {(m.fleet, m.instance) for m in shown if m.role == "node" and not m.can_drain}
+    counted = [
+        m
+        for m in shown
+        if m.role == "node"
+        or (m.role == "backend" and (m.instance is None or (m.fleet, m.instance) not in staged))
+    ]
+    return sum(m.state == "up" for m in counted), len(counted)
+
+
 def _show_backend(member: Member) -> ShownMachine:
     """Return a backend that a person or a fleet of this machine named."""
     backend = member.backend
