@@ -41,9 +41,7 @@ def read_gateway(
     return known or ServiceAddress(_guess_url(path), path.absolute(), admin_token)
 
 
-def find_gateway(
-    fleet: str | None = None, states: tuple[Path, ...] = ()
-) -> ServiceAddress | None:
+def find_gateway(fleet: str | None = None, states: tuple[Path, ...] = ()) -> ServiceAddress | None:
     """Return the gateway of this machine, that of a fleet where one is named, or None."""
     return next(list_gateways(fleet, states), None)
 

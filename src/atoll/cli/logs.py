@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atoll.control.operation.fleet_home import FleetHome, FleetRecord
-    from atoll.deploy.target import Deployer
 
 app = typer.Typer(add_completion=False)
 _EVERY_S = 1.0
@@ -55,21 +55,14 @@ def logs(options: LogsSettings) -> None:
     _write(text)
     if not options.follow:
         return
+    from atoll.control.operation.instance_logs import find_new
+
     seen = read(_FOLLOWED).splitlines()
     while True:
         time.sleep(_EVERY_S)
         now = read(_FOLLOWED).splitlines()
         _write("\n".join(find_new(seen, now)))
         seen = now
-
-
-def find_new(before: list[str], now: list[str]) -> list[str]:
-    """Return the lines at the end of `now` that came after those of `before`."""
-    for skipped in range(len(before) + 1):
-        same = before[skipped:]
-        if now[: len(same)] == same:
-            return now[len(same) :]
-    return now
 
 
 def _write(text: str) -> None:
@@ -81,7 +74,7 @@ def _write(text: str) -> None:
 def _find(fleet: str | None, name: str, state: Path | None) -> Callable[[int], str]:
     """Return what reads the last lines of an instance; UnknownNameError suggests the nearest."""
     from atoll.control.operation.fleet_home import find_home, list_homes
-    from atoll.control.operation.operated import look_at_targets
+    from atoll.control.operation.instance_logs import OWN, find_logs, read_tail
 
     homes: list[tuple[FleetHome, FleetRecord]] = []
     if fleet is not None or state is not None:
@@ -92,16 +85,14 @@ def _find(fleet: str | None, name: str, state: Path | None) -> Callable[[int], s
             if record is not None:
                 homes.append((home, record))
     found: dict[tuple[str, str], Callable[[int], str]] = {}
-    errors = []
+    errors: list[str] = []
     for home, record in homes:
-        if name in ("gateway", "hub"):
-            found[record.name, name] = _file_reader(home.folder / f"{name}.log")
+        if name in OWN:
+            found[record.name, name] = partial(read_tail, home.folder / f"{name}.log")
             continue
-        for look in look_at_targets(home, record):
-            errors += [f"{look.target}: {look.error}"] if look.error is not None else []
-            for each in look.statuses:
-                if look.deployer is not None:
-                    found[record.name, each.labels.instance] = _reader(look.deployer, each.handle)
+        logs = find_logs(home, record)
+        errors += logs.errors
+        found |= {(record.name, own): read for own, read in logs.readers.items() if own not in OWN}
     fitting = [key for key in found if key[1] == name] or [
         key for key in found if key[1].startswith(name)
     ]
@@ -115,13 +106,3 @@ def _find(fleet: str | None, name: str, state: Path | None) -> Callable[[int], s
     if not fitting and errors:
         raise AtollError(f"{name} is not to be found, and {errors[0]}")
     raise UnknownNameError("instance", name, [key[1] for key in found])
-
-
-def _reader(deployer: Deployer, handle: str) -> Callable[[int], str]:
-    return lambda lines: deployer.logs(handle, lines)
-
-
-def _file_reader(path: Path) -> Callable[[int], str]:
-    from atoll.runtime.supervise.supervised_process import last_lines
-
-    return lambda lines: "\n".join(last_lines(path, lines))

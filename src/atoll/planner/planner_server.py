@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.errors import AtollError
-from atoll.planner import fleet_pages, plan_pages, question_pages
+from atoll.planner import fleet_pages, log_pages, plan_pages, question_pages
 from atoll.planner.jobs import to_api_error
 from atoll.planner.planner_service import (
     PlannerRequest,
@@ -33,6 +33,7 @@ from atoll.runtime.openai import ApiError
 
 ROUTES: tuple[PlannerRoute, ...] = (
     *fleet_pages.ROUTES,
+    *log_pages.ROUTES,
     *plan_pages.ROUTES,
     *question_pages.ROUTES,
 )

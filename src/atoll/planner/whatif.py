@@ -49,7 +49,7 @@ class FleetAsk(Frozen):
 class WhatIfAsk(FleetAsk, DialChange):
     """Question of a what-if: a change of a fleet, and how long it is simulated, in seconds.
 
-    Plans come soon, from counted work, or are those that `atoll plan` would make (`exact`), with what is proven.
+    Plans come soon, from little work, or are those that `atoll plan` would make (`exact`), with their bound.
     """
 
     simulate_s: Annotated[float, Field(strict=True, ge=10, le=1800)] = 120.0
@@ -164,7 +164,7 @@ def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Tell) -
 
 
 def _plan(problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
-    """Plan soon, or as `atoll plan` does, with the share of requests that keeps its promises by simulation."""
+    """Plan soon, or as `atoll plan` does, and simulate which share of requests keeps its promises."""
     make = plan_exactly if ask.exact else plan_quickly
     return PlannedFleet.of(make(problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell))
 

@@ -1,4 +1,4 @@
-"""History of a gateway in a file of bounded size: what models were asked, kept and cost, how busy machines were.
+"""History of a gateway in a file of bounded size: what models were asked, and how busy machines were.
 
 Rows are sums over steps of time, so that steps can be put together without loss. Every row is added to all
 `LEVELS` when it is written: fine steps are kept for hours, coarse ones for a month. Times are Unix seconds.
@@ -34,7 +34,7 @@ _PRUNE_S = 600.0
 
 
 class ModelSums(NamedTuple):
-    """What a model was asked in `seconds`; the fields are those of `traffic_page.WindowSums`, and its cost."""
+    """What a model was asked in `seconds`, as `traffic_page.WindowSums` has it, and what it cost."""
 
     seconds: float
     requests: float = 0.0
@@ -79,7 +79,7 @@ class HistoryChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistoryTable:
-    """Curves over steps of `step_s` seconds that begin at `at_s`, by name and figure; None where nobody saw."""
+    """Curves over steps of `step_s` seconds that begin at `at_s`, by name and figure; None: not seen."""
 
     step_s: int
     at_s: tuple[int, ...]
@@ -200,8 +200,7 @@ class HistoryStore:
             (MAX_CHANGES,),
         )
         self._ids = {
-            (kind, name): number
-            for number, kind, name in run("SELECT id, kind, name FROM series")
+            (kind, name): number for number, kind, name in run("SELECT id, kind, name FROM series")
         }
 
     def read(self, kind: Kind, since_s: float, until_s: float, points: int) -> HistoryTable:

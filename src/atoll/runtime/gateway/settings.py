@@ -126,6 +126,9 @@ class GatewaySettings(Frozen):
     """Unix socket with both, for this user alone; None: gateway-PORT.sock in the runtime folder, "": none."""
     metrics: str | None = None
     """HOST:PORT of this machine with /metrics alone, without a token, for Prometheus."""
+    history: str | None = Field(None, max_length=4096)
+    """Where its history is kept: a file, or the URL of a Prometheus that reads /metrics and is asked for it;
+    None: a file of SQLite in the user's state folder, called by the port; "": nowhere."""
     cors: CorsSettings | None = None
     """Whose pages may ask from a browser; None: no page of another origin."""
     streams: StreamsSettings | None = None

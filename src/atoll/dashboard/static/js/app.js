@@ -11,6 +11,7 @@ const PAGES = [
   ["models", "Models"],
   ["chat", "Chat"],
   ["machines", "Machines"],
+  ["history", "History"],
   ["plan", "Plan"],
   ["whatif", "What if"],
   ["keys", "Keys and usage"],

@@ -46,6 +46,10 @@ class ShownLoad(msgspec.Struct, frozen=True):
     waiting: int = 0
     capacity: int | None = None
     kv_share: float | None = None
+    gpu_share: float | None = None
+    """Of the time that its GPUs compute."""
+    memory_share: float | None = None
+    """Of the memory of its GPUs in use."""
 
 
 class ShownMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +185,12 @@ def _show_node(node: dict[str, Any], member: Member | None, now_s: float) -> Sho
     shown = ShownLoad(running, 0, node["max_inflight"])
     if load is not None:
         shown = ShownLoad(
-            max(running, load["running"]), load["waiting"], load["capacity"], load["kv_used"]
+            max(running, load["running"]),
+            load["waiting"],
+            load["capacity"],
+            load["kv_used"],
+            load.get("gpu_used"),
+            load.get("memory_used"),
         )
     return ShownMachine(
         id=node["sid"],

@@ -49,6 +49,7 @@ const PATHS = {
   models: "M12 3 3 7.5 12 12l9-4.5zM3 12l9 4.5L21 12M3 16.5 12 21l9-4.5",
   chat: "M4 5h16v11H9l-5 4z",
   machines: "M4 4h16v6H4zm0 10h16v6H4zM7.5 7h.01M7.5 17h.01M12 7h5M12 17h5",
+  history: "M4 4v16h16M8 15l3.5-4 3 2.5L20 7",
   plan: "M5 4h5v5H5zm9 11h5v5h-5zM7.5 9v5a3 3 0 0 0 3 3H14M14 4h5v5h-5zM10 6.5h4",
   whatif: "M5 7h8m4 0h2M5 17h2m4 0h8M15 4.5v5M9 14.5v5",
   keys: "M14.5 9.5a4.5 4.5 0 1 1-4.3-4.5 4.5 4.5 0 0 1 4.3 4.5zm-1.2 3.2L20 19.5M17 16.5l-2 2",
