@@ -172,6 +172,16 @@ class FakeGateway(FakeService):
             return self._keys(request, asker, rest)
         if rest == "usage":
             return self._usage(request, asker)
+        if rest == "history":
+            query = {k: v[0] for k, v in parse_qs(request.query.decode()).items()}
+            return answer_json(data.make_history_curves(query))
+        if rest == "requests":
+            return answer_json({"requests": data.make_requests(time.time())})
+        if rest.startswith("requests/"):
+            found = data.make_request(rest.removeprefix("requests/"), time.time())
+            if found is None:
+                raise ApiError(404, "no request of this id is kept", code="not_found")
+            return answer_json(found)
         raise ApiError(404, f"nothing at {path}", code="not_found")
 
     def _machines(self, request: Request, asker: Json, rest: str) -> Answer:
@@ -274,8 +284,19 @@ class FakeGateway(FakeService):
                 ).encode(),
                 headers=headers,
             )
+        if body.get("tools") and body["messages"][-1]["role"] == "user":
+            return EventStream(self._call_tool(str(body["model"])), headers)
         told = request.headers.get(b"x-atoll-events") == b"1"
         return EventStream(self._chat(str(body["model"]), told=told), headers)
+
+    async def _call_tool(self, model: str) -> AsyncGenerator[bytes, None]:
+        """Stream a call of a tool, bit by bit."""
+        first = {"id": "call_7", "index": 0, "function": {"name": "get_weather", "arguments": ""}}
+        yield _chunk(model, {"tool_calls": [{"type": "function", **first}]})
+        for piece in ('{"place": ', '"Zurich"}'):
+            yield _chunk(model, {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]})
+        yield _chunk(model, {}, finish_reason="tool_calls")
+        yield b"data: [DONE]\n\n"
 
     async def _chat(self, model: str, *, told: bool) -> AsyncGenerator[bytes, None]:
         """Stream an answer; a third of the way another node goes on with it."""
@@ -407,6 +428,10 @@ class FakeDesk(FakeService):
                 return answer_json({**data.DIALS, "fleet": name})
             case "next":
                 return self._approve(request, role, name)
+            case "logs":
+                return answer_json({"logs": ["chat-1", "gateway"], "errors": []})
+            case "logs/chat-1" | "logs/gateway":
+                return EventStream(self._log(kind[1]))
         raise ApiError(404, "nothing there", code="not_found")
 
     def _approve(self, request: Request, role: str, name: str) -> Answer:
@@ -418,6 +443,15 @@ class FakeDesk(FakeService):
                 raise ApiError(409, "the change is another by now", code="changed")
             self.next["state"] = "applying" if body.get("approve") else "refused"
         return answer_json({"next": self.next if name == "lab" else None})
+
+    async def _log(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Tell lines of before, and one more after a moment."""
+        for lines in ([f"{name} starts", "WARNING: the cache is cold"], [f"{name} is ready"]):
+            yield f"event: lines\ndata: {json.dumps({'lines': lines})}\n\n".encode()
+            await asyncio.sleep(self.step_s)
+        while True:
+            await asyncio.sleep(5.0)
+            yield b": \n\n"
 
     def _instances(self) -> list[Json]:
         return [

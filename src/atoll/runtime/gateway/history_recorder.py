@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 
 from atoll.core.errors import InputError
 from atoll.core.paths import state_dir
-from atoll.runtime.gateway.console.shown_machines import ShownMachine, list_machines
+from atoll.runtime.gateway.console.shown_machines import ShownLoad, ShownMachine, list_machines
 from atoll.runtime.gateway.console.snapshot import MachinePrices
 from atoll.runtime.gateway.console.view import GatewayView
 from atoll.runtime.gateway.prometheus_history import PrometheusHistory
@@ -93,7 +93,12 @@ class HistoryRecorder:
         if self._prometheus is not None or (self._writing and not self._writing.done()):
             return
         changes, self._changes = self._changes, []
-        shown = {m.name: sum_machine(m, seconds) for m in machines if m.role != "hub"}
+        # Processes behind a backend are as busy as that, as far as is known here.
+        shown = {
+            m.name: sum_machine(m, seconds)
+            for m in machines
+            if m.role != "hub" and (m.can_drain or m.load != ShownLoad())
+        }
         self._writing = self._do(lambda: self._write(time.time(), models, shown, changes))
 
     def _sum_models(

@@ -12,6 +12,8 @@ const PAGES = [
   ["chat", "Chat"],
   ["machines", "Machines"],
   ["history", "History"],
+  ["requests", "Requests"],
+  ["logs", "Logs"],
   ["plan", "Plan"],
   ["whatif", "What if"],
   ["keys", "Keys and usage"],

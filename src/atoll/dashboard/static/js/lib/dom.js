@@ -49,6 +49,8 @@ const PATHS = {
   models: "M12 3 3 7.5 12 12l9-4.5zM3 12l9 4.5L21 12M3 16.5 12 21l9-4.5",
   chat: "M4 5h16v11H9l-5 4z",
   machines: "M4 4h16v6H4zm0 10h16v6H4zM7.5 7h.01M7.5 17h.01M12 7h5M12 17h5",
+  requests: "M4 6h9M7 11h11M10 16h10",
+  logs: "M5 4h14v16H5zM8.5 8.5h7M8.5 12h7M8.5 15.5h4",
   history: "M4 4v16h16M8 15l3.5-4 3 2.5L20 7",
   plan: "M5 4h5v5H5zm9 11h5v5h-5zM7.5 9v5a3 3 0 0 0 3 3H14M14 4h5v5h-5zM10 6.5h4",
   whatif: "M5 7h8m4 0h2M5 17h2m4 0h8M15 4.5v5M9 14.5v5",

@@ -2,7 +2,7 @@
 
 import { lines } from "../lib/charts.js";
 import { h, set } from "../lib/dom.js";
-import { number, often, percent, perHour, plural, seconds } from "../lib/format.js";
+import { number, often, percent, perHour, plural, rate, seconds } from "../lib/format.js";
 import { follow, gatewayDown, noGateway } from "../lib/services.js";
 import { card, empty, failed, field, input, loading, select, table } from "../lib/ui.js";
 
@@ -12,9 +12,9 @@ const MOST = 6; // curves of a chart: there are as many colours
 const share = { format: percent, total: false, most: 1 };
 const FIGURES = {
   models: [
-    ["requests_per_s", "Requests", { format: often }],
-    ["output_tokens_per_s", "Tokens of answers", { format: often }],
-    ["input_tokens_per_s", "Tokens of prompts", { format: often }],
+    ["requests_per_s", "Requests", { format: often, axis: rate }],
+    ["output_tokens_per_s", "Tokens of answers", { format: often, axis: rate }],
+    ["input_tokens_per_s", "Tokens of prompts", { format: often, axis: rate }],
     ["first_token_s", "Time to the first token (TTFT)", { format: seconds, total: false }],
     ["token_s", "Time of each further token (TPOT)", { format: seconds, total: false }],
     ["kept", "Requests that kept their promise", share],
@@ -37,15 +37,16 @@ function clock(span_s) {
   return (at_s) => new Date(at_s * 1000).toLocaleString("en-GB", options);
 }
 
-function chartOf(told, [figure, title, { format, total = true }], shown, marks, span) {
+function chartOf(told, [figure, title, { format, axis = format, total = true }], shown, marks, span) {
   const having = shown.filter((one) => known(one[figure] ?? []).length);
-  if (!having.length) return null;
+  // Machines that say no price cost nothing known.
+  if (!having.length || (figure === "usd_per_hour" && !having.some((one) => one[figure].some(Boolean)))) return null;
   const size = (one) => mean(known(one[figure])) ?? 0;
   const drawn = [...having].sort((a, b) => size(b) - size(a)).slice(0, MOST);
   const rows = drawn.map((one) => ({ name: one.name, mean: mean(known(one[figure])), most: Math.max(...known(one[figure])), last: known(one[figure]).at(-1) }));
   const label = `${title} ${clock(span[1] - span[0])(span[0])} to ${clock(span[1] - span[0])(span[1])}: ${rows.map((row) => `${row.name} ${format(row.mean)} on average`).join(", ")}`;
   return card(title, {},
-    lines(drawn.map((one) => ({ name: one.name, points: told.at_s.map((at, i) => [at + told.step_s / 2, one[figure][i]]) })), { label, format, formatX: clock(span[1] - span[0]), marks, span }),
+    lines(drawn.map((one) => ({ name: one.name, points: told.at_s.map((at, i) => [at + told.step_s / 2, one[figure][i]]) })), { label, format: axis, formatX: clock(span[1] - span[0]), marks, span }),
     having.length > drawn.length ? h("p", { class: "note" }, `The ${MOST} largest of ${having.length}; narrow the list to see others.`) : null,
     h("details", {}, h("summary", {}, "In figures"), table([
       { name: told.of === "models" ? "Model" : "Machine", cell: (row) => h("bdi", {}, row.name) },
