@@ -264,7 +264,9 @@ def test_a_model_calls_a_tool_and_goes_on_with_its_result(site: Site, visit: Vis
     assert messages[2] == {"role": "tool", "tool_call_id": "call_7", "content": "fog"}
 
 
-def test_tools_that_are_no_json_are_refused_where_they_are_written(site: Site, visit: Visit) -> None:
+def test_tools_that_are_no_json_are_refused_where_they_are_written(
+    site: Site, visit: Visit
+) -> None:
     visitor = visit(site)
     visitor.go("/chat")
     visitor.page.get_by_label("Tools").fill("{")
@@ -278,12 +280,16 @@ def test_two_models_answer_side_by_side(site: Site, visit: Visit) -> None:
     page.get_by_label("Message", exact=True).fill("Good evening.")
     page.get_by_role("button", name="Send", exact=True).click()
     page.get_by_role("button", name="Answer again").wait_for()
-    answers = [page.get_by_role("article", name=f"Answer of {m}") for m in ("qwen3-32b", "llama-3.1-8b")]
+    answers = [
+        page.get_by_role("article", name=f"Answer of {m}") for m in ("qwen3-32b", "llama-3.1-8b")
+    ]
     boxes = [each.bounding_box() for each in answers]
     assert boxes[0] is not None
     assert boxes[1] is not None
     assert boxes[0]["y"] == boxes[1]["y"]
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
     assert page.get_by_role("article", name="You").count() == 1
-    asked = [json.loads(s.body)["model"] for s in site.gateway.seen if s.path == b"/v1/chat/completions"]
+    asked = [
+        json.loads(s.body)["model"] for s in site.gateway.seen if s.path == b"/v1/chat/completions"
+    ]
     assert sorted(asked) == ["llama-3.1-8b", "qwen3-32b"]

@@ -22,7 +22,8 @@ def test_curves_of_models_over_the_time_that_is_chosen(site: Site, visit: Visit)
     page.get_by_role("region", name="Cost").wait_for()
     asked = [s.query.decode() for s in site.gateway.seen if s.path == b"/atoll/v1/history"]
     since, until = (
-        float(asked[-1].partition(f"{name}=")[2].partition("&")[0]) for name in ("since_s", "until_s")
+        float(asked[-1].partition(f"{name}=")[2].partition("&")[0])
+        for name in ("since_s", "until_s")
     )
     assert until - since == 2592000
 
@@ -38,4 +39,9 @@ def test_machines_are_found_by_name_and_told_in_figures(site: Site, visit: Visit
     load.locator("summary").click()
     assert "gpu2" in load.get_by_role("table").inner_text()
     assert "gpu1" not in load.inner_text()
-    assert page.get_by_role("region", name="Changes", exact=True).get_by_text("machine gpu2 joined").count() == 1
+    assert (
+        page.get_by_role("region", name="Changes", exact=True)
+        .get_by_text("machine gpu2 joined")
+        .count()
+        == 1
+    )

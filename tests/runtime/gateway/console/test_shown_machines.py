@@ -39,7 +39,7 @@ def offer(name: str) -> ModelOffer:
 
 
 def test_node_of_a_fabric() -> None:
-    load = {"running": 3, "waiting": 1, "capacity": 64, "kv_used": 0.4}
+    load = {"running": 3, "waiting": 1, "capacity": 64, "kv_used": 0.4, "gpu_used": 0.8}
     labels = {"atoll.instance": "chat-1", "atoll.fleet": "lab"}
     fabric = Nodes(
         [node("s-1", "lab/gpu1", load=load, labels=labels, price_usd_per_hour=3.1, ends_s=2e9)],
@@ -56,7 +56,14 @@ def test_node_of_a_fabric() -> None:
     assert plain["services"] == [
         {"model": "m", "layers": None, "precision": "fp8", "context": 32768}
     ]
-    assert plain["load"] == {"running": 3, "waiting": 1, "capacity": 64, "kv_share": 0.4}
+    assert plain["load"] == {
+        "running": 3,
+        "waiting": 1,
+        "capacity": 64,
+        "kv_share": 0.4,
+        "gpu_share": 0.8,
+        "memory_share": None,
+    }
     assert (shown.id, shown.name, shown.role, shown.state) == ("s-1", "lab/gpu1", "node", "up")
     assert (shown.provider, shown.verified, shown.engine) == ("ETH", True, "vllm 0.32")
     assert (shown.requests, shown.failures, shown.usd_per_hour) == (12, 2, 3.1)
