@@ -10,6 +10,24 @@ from typing import Any
 Json = dict[str, Any]
 GIB = 2**30
 MODELS = ("qwen3-32b", "llama-3.1-8b", "gemma-3-27b")
+BUDGETS = [
+    {
+        "key": None,
+        "name": None,
+        "owner": "ada@lab.example",
+        "usd_per_month": 50.0,
+        "spent_usd": 44.0,
+        "level": "warning",
+    },
+    {
+        "key": None,
+        "name": None,
+        "owner": None,
+        "usd_per_month": 500.0,
+        "spent_usd": 120.0,
+        "level": "info",
+    },
+]
 PROMISES = {
     "qwen3-32b": {"ttft_s": 1.0, "tpot_s": 0.05, "target": 0.95},
     "llama-3.1-8b": {"ttft_s": 0.5, "tpot_s": 0.03, "target": 0.99},

@@ -172,6 +172,12 @@ class FakeGateway(FakeService):
             return self._keys(request, asker, rest)
         if rest == "usage":
             return self._usage(request, asker)
+        return self._past(request, rest)
+
+    def _past(self, request: Request, rest: str) -> Answer:
+        """What was, and what it cost."""
+        if rest == "budgets":
+            return answer_json({"budgets": data.BUDGETS})
         if rest == "history":
             query = {k: v[0] for k, v in parse_qs(request.query.decode()).items()}
             return answer_json(data.make_history_curves(query))
@@ -182,7 +188,7 @@ class FakeGateway(FakeService):
             if found is None:
                 raise ApiError(404, "no request of this id is kept", code="not_found")
             return answer_json(found)
-        raise ApiError(404, f"nothing at {path}", code="not_found")
+        raise ApiError(404, f"nothing at {rest}", code="not_found")
 
     def _machines(self, request: Request, asker: Json, rest: str) -> Answer:
         if rest == "machines":

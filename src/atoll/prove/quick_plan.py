@@ -294,8 +294,8 @@ class _SizingMarkets:
         """Return a cheaper plan with the headroom of the one found, on all markets, if there is one."""
         if found.usd_per_hour <= self._first.usd_per_hour:
             return None
-        for plan, problem in self._asked:
-            if plan is found:
+        for made, problem in self._asked:
+            if made is found:
                 other = self._solve(problem)
                 whole = other.status in ("optimal", "feasible")
                 return other if whole and other.usd_per_hour < found.usd_per_hour else None

@@ -21,6 +21,7 @@ from atoll.runtime.join.engine_load import LoadReader, read_figures
 from atoll.runtime.join.hardware import (
     gpu_type,
     gpus_from_text,
+    GpuUse,
     gpus_of,
     list_visible,
     read_hardware,

@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING
 from atoll.core.patience import Patience
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.admin import AdminListeners
+from atoll.runtime.gateway.budgets import BudgetWatch
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.console.live_feed import LiveFeed
 from atoll.runtime.gateway.console.snapshot import GatewaySnapshots
@@ -182,6 +183,7 @@ class Gateway(Application):
         self._health = HealthMonitor(
             pool, self.upstreams, chosen.health, self._progress_at, self._patience
         )
+        self.budgets = BudgetWatch(lambda: self.settings.budgets, accounts, self.log)
         self.snapshots = GatewaySnapshots(self)
         self.live = LiveFeed(self, self.snapshots.snapshot)
         self.history: HistoryRecorder
@@ -293,6 +295,7 @@ class Gateway(Application):
             self.pool.listeners.remove(self._follow_pool)
             self.pool.listeners.remove(self.history.follow)
             self.history.close()
+            self.budgets.close()
         # Aborted connections tell their requests in the next turn of the loop: those end before the log
         # does.
         await asyncio.sleep(0)
@@ -749,6 +752,7 @@ class Gateway(Application):
         self._admin.tick(now_s, self.date)
         self._pages.tick(now_s)
         self.history.tick(now_s)
+        self.budgets.tick(now_s)
         for member, upstreams in list(self._upstreams.items()):
             upstreams.tick(now_s)
             # Kept until the last request and the last connection are gone.
