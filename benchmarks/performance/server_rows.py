@@ -32,7 +32,6 @@ from atoll.engines.limits import EngineLimits
 from atoll.engines.profile import read_version
 from atoll.perf.constants import (
     ConstantTable,
-    GpuConstants,
     OpClass,
     OpConstants,
     default_constants,
@@ -315,10 +314,12 @@ def _public_limits(row: ServerRow) -> EngineLimits:
 
 def with_marlin(table: ConstantTable, gpu: str) -> ConstantTable:
     """Return constants with Marlin's experts; they sustain what products in 16 bits do."""
-    ops = table.gpu(gpu).ops
+    experts = OpClass.EXPERTS_INT4
+    known = table.gpu(gpu)
     sustained = default_constants().gpu(gpu).op(OpClass.GEMM).sustained
-    own = replace(MARLIN[gpu], t0_us=ops[OpClass.EXPERTS_INT4].t0_us, sustained=sustained)
-    return table.merge(ConstantTable([GpuConstants(gpu, {OpClass.EXPERTS_INT4: own})]))
+    own = replace(MARLIN[gpu], t0_us=known.ops[experts].t0_us, sustained=sustained)
+    changed = known.with_measured({experts: own})
+    return table.with_gpus([replace(changed, ops={**changed.ops, experts: own})])
 
 
 def simulate_row(

@@ -19,7 +19,7 @@ import numpy as np
 
 from atoll.plan.files.helix import NODE_TYPES, helix_problem, read_solution
 from atoll.plan.plan import Plan
-from atoll.plan.problem import Problem
+from atoll.plan.problem import Problem, Router
 from atoll.sim.api import simulate
 from atoll.sim.sim_options import SimOptions
 from atoll.sim.sim_result import SimReport
@@ -43,13 +43,15 @@ INTERVAL_S = 3
 class Part:
     """A placement on (a part of) a cluster: its files, and for a baseline the requests kept in flight.
 
-    `own_nodes`: its nodes are numbered by themselves, and known by their types only.
+    `arrives` is the tokens/s that Helix's files ask of it online. `own_nodes`: its nodes are numbered by
+    themselves, and known by their types only.
     """
 
     cluster: str
     solution: str
     flying: int = 20
     own_nodes: bool = False
+    arrives: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -252,10 +254,11 @@ def options(model: str, **more: object) -> SimOptions:
     )
 
 
-def offline(data: Path, problem: Problem, plan: Plan, model: str) -> Ran:
-    """Run a plan with Helix's scheduler and as much work as it takes."""
+def offline(data: Path, problem: Problem, plan: Plan, model: str, router: Router = "plain") -> Ran:
+    """Run a plan with as much work as it takes, with Helix's scheduler or Atoll's router."""
     own = options(
         model,
+        router=router,
         feed="watermark",
         concurrency=20,
         high_water=0.85,
@@ -295,13 +298,19 @@ def kept_without_overflow(data: Path, problem: Problem, plan: Plan, model: str, 
 
 
 def online(
-    data: Path, problem: Problem, plan: Plan, model: str, tokens_per_s: float, policy: str = "iwrr"
+    data: Path,
+    problem: Problem,
+    plan: Plan,
+    model: str,
+    tokens_per_s: float,
+    policy: str = "iwrr",
+    router: Router = "atoll",
 ) -> Ran:
     """Run a plan under arrivals of so many tokens/s."""
     booked = {"high_water": 0.9, "output_ratio": 0.6}
     if policy != "iwrr":
         booked = {"high_water": 1.0, "output_ratio": 0.0}
-    own = options(model, policy=policy, until_s=ONLINE_S, **booked)
+    own = options(model, policy=policy, router=router, until_s=ONLINE_S, **booked)
     return _ran(simulate(plan, problem, problem.catalog(), online_work(data, tokens_per_s), own))
 
 

@@ -4,6 +4,9 @@ Every method gets the same problem, the same exact layouts and the same validato
 as strong as its definition allows (replicas may be pipelines over several equal nodes), and with single-node
 replicas, which is what the paper's runs of both show. Under scarcity goodput is the mean share of demand
 served over all models.
+
+Layouts are free, as in the paper; keys that begin with `run_` are of layouts that an engine runs, for all
+methods: what of the saving can be had. `--quick` leaves those out, and scarcity in the core set-up.
 """
 
 from __future__ import annotations
@@ -15,10 +18,19 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
-from atoll.solve.templates.library import Libraries, libraries
+from atoll.solve.templates.library import libraries
 from atoll.solve.templates.template_cache import TemplateCache
 from benchmarks.planning.allocation import edge_margin, gpu_memory
-from benchmarks.planning.coral import LARGE, SMALL, core, extended, heavy, scaled, scarce
+from benchmarks.planning.coral import (
+    LARGE,
+    SMALL,
+    as_it_runs,
+    core,
+    extended,
+    heavy,
+    scaled,
+    scarce,
+)
 from benchmarks.report import Figure, finish, options
 
 METHODS = ("optimal", "homogeneous", "cauchy", "homogeneous-node", "cauchy-node")
@@ -29,6 +41,14 @@ PAPER = {
     "large": (2.79, 3.47),
     "core_small": (1.1, 1.1),
     "small": (2.34, 1.64),
+}
+GOODPUT = {"core": (1.24, 1.0), "extended": (7.64, 2.39)}
+MARGIN = {"core": 1.25, "extended": 1.75}
+SHORT = {
+    "homo": "homogeneous",
+    "cauchy": "cauchy",
+    "homo_node": "homogeneous-node",
+    "cauchy_node": "cauchy-node",
 }
 DEADLINE_S = 600.0
 
@@ -95,45 +115,44 @@ def served(method: str, problem: Problem, catalog: Catalog) -> tuple[float, floa
     return most, low, best
 
 
-def main() -> None:
-    """Compare all set-ups."""
-    arguments = options(__doc__ or "")
-    catalog, cache = Catalog.default(), TemplateCache()
-    figures: list[Figure] = []
-    library: dict[str, Libraries] = {}
+def measure_costs(prefix: str, setups: dict[str, Problem], catalog: Catalog) -> list[Figure]:
+    """Figures 7 and 11: what meeting all demand costs."""
+    figures = []
+    layouts = "that engines run" if prefix else "free"
+    print(f"\nLayouts {layouts}")
     print(f"  {'set-up':16s}{'Atoll':>10s}" + "".join(f"{m:>19s}" for m in METHODS[1:]))
-    for setup, problem in (("core", core()), ("extended", extended())):
-        library[setup] = libraries(problem, catalog, cache=cache)
-        prefix = "core_" if setup == "core" else ""
+    for setup, problem in setups.items():
+        part = "core_" if setup == "core" else ""
         cases = {
             setup: problem,
-            f"{prefix}large": heavy(problem, LARGE[problem.name]),
-            f"{prefix}small": heavy(problem, SMALL[problem.name]),
+            f"{part}large": heavy(problem, LARGE[problem.name]),
+            f"{part}small": heavy(problem, SMALL[problem.name]),
         }
         for name, case in cases.items():
             found = costs(name, case, catalog)
-            homo, cauchy = PAPER[name]
-            figures += [
-                Figure(f"{name}_vs_homo", ratio(found, "homogeneous"), note=f"paper {homo}"),
-                Figure(f"{name}_vs_cauchy", ratio(found, "cauchy"), note=f"paper {cauchy}"),
-                Figure(
-                    f"{name}_vs_homo_node", ratio(found, "homogeneous-node"), note=f"paper {homo}"
-                ),
-                Figure(
-                    f"{name}_vs_cauchy_node", ratio(found, "cauchy-node"), note=f"paper {cauchy}"
-                ),
-            ]
+            for short, method in SHORT.items():
+                told = PAPER[name][short.startswith("cauchy")]
+                figures.append(
+                    Figure(f"{prefix}{name}_vs_{short}", ratio(found, method), note=f"paper {told}")
+                )
+    return figures
+
+
+def measure_goodput(
+    prefix: str, setups: dict[str, Problem], catalog: Catalog, cache: TemplateCache
+) -> list[Figure]:
+    """Figures 8 to 10: what is served where there are too few nodes."""
+    figures = []
     print("\nScarce: goodput (mean share of demand served over models), common share, $/h")
-    for setup, problem, margin in (("core", core(), 1.25), ("extended", extended(), 1.75)):
-        if setup == "core" and arguments.quick:
-            continue
+    for setup, problem in setups.items():
+        library = libraries(problem, catalog, cache=cache)
         plenty = solve(
             problem, PlanRequest(solver="optimal", deadline_s=DEADLINE_S, catalog=catalog)
         )
         start = time.perf_counter()
-        edge = edge_margin(problem, plenty, catalog, library[setup])
+        edge = edge_margin(problem, plenty, catalog, library)
         print(f"  {setup}: edge at {edge:.1f}, {time.perf_counter() - start:6.1f} s", flush=True)
-        for kind, factor in (("scarce", margin), ("edge", 1.05)):
+        for kind, factor in (("scarce", MARGIN[setup]), ("edge", 1.05)):
             tight = scarce(problem, gpu_memory(plenty, catalog), edge * factor)
             shares: dict[str, float] = {}
             common: dict[str, float] = {}
@@ -144,24 +163,33 @@ def main() -> None:
                 shares[method], common[method] = fraction, together
                 label = f"{setup}-{kind}"
                 print(
-                    f"  {label:16s} {method:18s} {fraction:6.1%} {together:6.1%} ${plan.usd_per_hour:9.2f}"
-                    f"  {seconds:6.1f} s",
+                    f"  {label:16s} {method:18s} {fraction:6.1%} {together:6.1%}"
+                    f" ${plan.usd_per_hour:9.2f}  {seconds:6.1f} s",
                     flush=True,
                 )
-            own = shares["optimal"]
-            name = kind if setup == "extended" else f"core_{kind}"
-            paper = (7.64, 2.39) if setup == "extended" else (1.24, 1.0)
-            for method, short, figure in zip(
-                METHODS[1:],
-                ("homo", "cauchy", "homo_node", "cauchy_node"),
-                (*paper, *paper),
-                strict=True,
-            ):
-                value = own / shares[method] if shares[method] > 0 else None
-                figures.append(Figure(f"{name}_goodput_vs_{short}", value, note=f"paper {figure}"))
-                together = common[method]
-                value = common["optimal"] / together if together > 0 else None
-                figures.append(Figure(f"{name}_common_vs_{short}", value, note=f"paper {figure}"))
+            name = prefix + (kind if setup == "extended" else f"core_{kind}")
+            for short, method in SHORT.items():
+                told = f"paper {GOODPUT[setup][short.startswith('cauchy')]}"
+                for what, of in (("goodput", shares), ("common", common)):
+                    value = of["optimal"] / of[method] if of[method] > 0 else None
+                    figures.append(Figure(f"{name}_{what}_vs_{short}", value, note=told))
+    return figures
+
+
+def main() -> None:
+    """Compare all set-ups."""
+    arguments = options(__doc__ or "")
+    catalog, cache = Catalog.default(), TemplateCache()
+    figures: list[Figure] = []
+    kinds = ("",) if arguments.quick else ("", "run_")
+    for kind in kinds:
+        setups = {"core": core(), "extended": extended()}
+        if kind:
+            setups = {name: as_it_runs(problem) for name, problem in setups.items()}
+        figures += measure_costs(kind, setups, catalog)
+        if arguments.quick:
+            del setups["core"]
+        figures += measure_goodput(kind, setups, catalog, cache)
     finish(figures)
 
 

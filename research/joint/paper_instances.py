@@ -228,9 +228,7 @@ def paper_instance(
     `budget` (USD for 24 h) and `storage_gb` are those of up to six types and grow beyond, as said above.
     `media_unmet` multiplies phi of images and videos (5 in the paper's scenarios S4 and S5).
     """
-    for name, value in (("types", types), ("models", models), ("tiers", tiers)):
-        if not 1 <= value <= _MAX:
-            raise UsageError(f"{name}: must be from 1 to {_MAX}, got {value}")
+    check_size(types, models, tiers)
     kinds = [KINDS[i % len(KINDS)] for i in range(types)]
     draws = [stream(seed, "choice", "type", str(i)) for i in range(types)]
 
@@ -270,7 +268,7 @@ def paper_instance(
             "link_gbs",
         )
     )
-    tp, pp = (np.array([c[axis] for c in _configs()], np.int64) for axis in (0, 1))
+    tp, pp = (np.array([c[axis] for c in configurations()], np.int64) for axis in (0, 1))
     weights = 2.0 * size
     comp = tau[:, None, None] * (weights[:, None] * (share / bandwidth)[None, :])[None]
     # Two all-reduces of one token's activations a layer; layers and width grow with size.
@@ -310,20 +308,28 @@ def paper_instance(
     )
 
 
-def _configs() -> list[tuple[int, int]]:
+def check_size(types: int, models: int, tiers: int) -> None:
+    """Raise UsageError for a size that is not built."""
+    for name, value in (("types", types), ("models", models), ("tiers", tiers)):
+        if not 1 <= value <= _MAX:
+            raise UsageError(f"{name}: must be from 1 to {_MAX}, got {value}")
+
+
+def configurations() -> list[tuple[int, int]]:
+    """Return tensor parallel by pipeline depth of each configuration."""
     return [(n, m) for n in TP for m in PP]
 
 
 def _model_sizes(models: int) -> Floats:
     """Billions of parameters: of the six where they suffice, else evenly spaced in the logarithm."""
     if models <= len(SIZES_B):
-        return np.array(SIZES_B)[_spread(models, len(SIZES_B))]
+        return np.array(SIZES_B)[spread(models, len(SIZES_B))]
     return np.geomspace(SIZES_B[0], SIZES_B[-1], models)
 
 
 def _lots(tiers: int, seed: int) -> list[GpuTier]:
     if tiers <= len(TIERS):
-        return [TIERS[k] for k in _spread(tiers, len(TIERS))]
+        return [TIERS[k] for k in spread(tiers, len(TIERS))]
     lots = list(TIERS)
     for k in range(len(TIERS), tiers):
         base, draw = TIERS[k % len(TIERS)], stream(seed, "choice", "tier", str(k))
@@ -344,6 +350,6 @@ def _lots(tiers: int, seed: int) -> list[GpuTier]:
     return lots
 
 
-def _spread(count: int, among: int) -> list[int]:
-    """Indices of `count` of `among` things, evenly spaced, the last one always with them."""
+def spread(count: int, among: int) -> list[int]:
+    """Return indices of `count` of `among` things, evenly spaced, the last one always with them."""
     return [((c + 1) * among - 1) // count for c in range(count)]

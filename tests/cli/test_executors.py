@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from atoll import Fleet
 from atoll.cli import main as cli
+from atoll.deploy.commands.executor_node import ExecutorOffer
+from atoll.plan.files.read import read_plan
+from atoll.runtime.graph_server.graph_config import GraphServerConfig
 from tests.cli.graphs import SMALL
 
 MIXED = SMALL.replace(
     "pool:",
     "  chat: {model: llama-3.2-1b, ttft: 1s, tpot: 60ms, rate: 1/s, lengths: 200x50}\npool:",
 ).replace("name: small", "name: mixed\nsettings: {max_nodes_per_instance: 1}")
+PLAIN = """\
+services:
+  chat: {model: llama-3.2-1b, ttft: 1s, tpot: 60ms, rate: 1/s, lengths: 200x50}
+pool:
+  offers:
+    - {region: east, node_type: L4:1, available: 6, usd_per_hour: 0.80}
+"""
 Captured = pytest.CaptureFixture[str]
 
 
@@ -148,17 +159,46 @@ def test_what_executors_run_is_named_or_stands_in(capsys: Captured) -> None:
     )
 
 
-def test_virtual_time_refuses_any_to_any_services_in_a_line(capsys: Captured) -> None:
-    line = refused(capsys, "operate", "fleet.yaml", "--simulate", "azure-conv")
-    assert "look: virtual time does not know any-to-any models" in line
+def test_lines_to_paste_start_executors_and_their_graph_server(capsys: Captured) -> None:
+    plan(capsys, "fleet.yaml", "-o", "plan.json")
+    made = read_plan(Path("plan.json"))
+    told = run(capsys, "plan", "plan.json", "--commands", "--stand-in").splitlines()
+    *lines, server = told
+    assert len(lines) == len(made.instances)
+    for one, line in zip(made.instances, lines, strict=True):
+        words = shlex.split(line)
+        assert words[:2] == ["ATOLL_EXECUTORS=executors.token", "ATOLL_FABRIC=@fabric.token"]
+        assert words[words.index("--pool") + 1] == "small.executors"
+        offer = ExecutorOffer.from_json(words[words.index("--offer") + 1])
+        assert offer.id == words[words.index("--name") + 1] == one.id
+        assert set(json.loads(words[words.index("--components") + 1])) == set(offer.runs)
+    # What the graph server reads is the plan's paths over just these executors.
+    words = shlex.split(server)
+    config = GraphServerConfig.from_json(words[words.index("%s") + 1])
+    (served,) = config.services
+    assert served.name == "look"
+    assert served.paths == made.paths
+    assert words[words.index("--fleet") + 1] == "small"
+    assert words[words.index("--config") + 1] == words[words.index(">") + 1] == "graph.json"
+    ports = [words[words.index("--port") + 1] for words in map(shlex.split, told)]
+    assert len(set(ports)) == len(told)
 
 
-def test_executors_have_no_line_to_paste(capsys: Captured) -> None:
+def test_executors_that_nothing_runs_have_no_line_to_paste(capsys: Captured) -> None:
     plan(capsys, "fleet.yaml", "-o", "plan.json")
     assert cli.run(["plan", "plan.json", "--commands"]) == 8
     told = capsys.readouterr()
-    assert "is an executor, which has no command of its own to paste" in told.err
+    assert "nothing here runs the parts of qwen2.5-vl-7b (look)" in told.err
+    assert "named by --parts" in told.err
     assert told.out == ""
+
+
+def test_how_far_classes_move_is_a_share_and_needs_classes(capsys: Captured) -> None:
+    simulate = ("operate", "fleet.yaml", "--simulate", "generated", "--mix")
+    assert "cannot read 'much' as a share" in refused(capsys, *simulate, "much")
+    Path("plain.yaml").write_text(PLAIN)
+    line = refused(capsys, *(w.replace("fleet", "plain") for w in simulate), "30%")
+    assert "no service has classes that could move" in line
 
 
 def test_python_knows_executors_and_paths() -> None:

@@ -14,8 +14,11 @@ import yaml
 from atoll.cli.main import run
 from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response
 from atoll.runtime.http.http_server import Request
+from atoll.runtime.local import server_profile
+from atoll.runtime.local.load_probes import AskWords, ProbeAnswer
 
 TOKEN_S = 2e-3
+FIRST_S = 10e-3
 FLEET = """\
 services:
   chat: {model: smollm2-135m, ttft: 2s, tpot: 200ms, rate: 0.5/s, lengths: 64x32}
@@ -68,12 +71,31 @@ def url() -> Iterator[str]:
         loop.close()
 
 
+@pytest.fixture
+def on_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers come as from a machine with nothing else to do: what others run here is not measured."""
+    client = server_profile.words_client
+
+    def words_client(url: str, model: str) -> AskWords:
+        ask = client(url, model)
+
+        async def ask_on_time(prompt: str, tokens: int) -> ProbeAnswer:
+            answer = await ask(prompt, tokens)
+            came_s = [answer.sent_s + FIRST_S + TOKEN_S * n for n in range(len(answer.came_s))]
+            return ProbeAnswer(answer.sent_s, came_s, answer.prompt_tokens)
+
+        return ask_on_time
+
+    monkeypatch.setattr(server_profile, "words_client", words_client)
+
+
 def asked(url: str, *more: str) -> list[str]:
     """The command for a short profile."""
     short = ["--prompts", "16,64", "--clients", "2", "--answer", "8"]
     return ["profile", "--server", url, "--name", "smollm2-135m", "--as", "L4:1", *short, *more]
 
 
+@pytest.mark.usefixtures("on_time")
 def test_a_profile_is_an_overlay_that_plans_and_simulations_name(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +154,7 @@ def test_a_server_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) 
     assert "--server: http://127.0.0.1:9" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("on_time")
 def test_an_overlay_of_other_facts_keeps_them(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

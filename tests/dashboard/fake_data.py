@@ -338,6 +338,8 @@ def make_plan(factor: float = 1.0) -> Json:
                 {"node": "L40S:4", "gpus": 4, "gpu": "L40S", "layers": [0, 32], "tp": 4},
                 {"node": "L40S:4", "gpus": 4, "gpu": "L40S", "layers": [32, 64], "tp": 4},
             ],
+            "engine": "vllm",
+            "standing": "tested",
         }
         for at in range(chats)
     ]
@@ -353,6 +355,8 @@ def make_plan(factor: float = 1.0) -> Json:
             "share": 1 / small,
             "capacity_per_s": 4.1,
             "stages": [{"node": "L4:1", "gpus": 1, "gpu": "L4", "layers": [0, 32], "tp": 1}],
+            "engine": "vllm",
+            "standing": "served",
         }
         for at in range(small)
     ]
@@ -641,3 +645,51 @@ def make_request(name: str, now_s: float) -> Json | None:
             for kind, text, start, seconds in spans
         ]
     }
+
+
+FLEET_FILE = """\
+name: lab
+services:
+  chat: {model: qwen3-32b, ttft: 4s, tpot: 100ms, rate: 4/s, lengths: azure-conv}
+  small: {model: llama-3.1-8b, ttft: 1500ms, tpot: 60ms, rate: 9.5/s, lengths: azure-conv}
+pool:
+  cloud: {regions: [aws/us-east-2], gpus: [L4, L40S]}
+"""
+SERVICES = {
+    "chat": {
+        "model": "qwen3-32b",
+        "ttft": "4s",
+        "tpot": "100ms",
+        "rate": "4/s",
+        "lengths": "azure-conv",
+    },
+    "small": {
+        "model": "llama-3.1-8b",
+        "ttft": "1500ms",
+        "tpot": "60ms",
+        "rate": "9.5/s",
+        "lengths": "azure-conv",
+    },
+}
+MODELS_TO_DEPLOY = [
+    {
+        "name": name,
+        "hf_id": hf_id,
+        "params": params,
+        "active_params": params,
+        "weight_bytes": 2.0 * params,
+        "context": 32768,
+        "kinds": ["llm"],
+        "is_text": True,
+        "precisions": [],
+        "has_weights": True,
+    }
+    for name, hf_id, params in (
+        ("qwen3-8b", "Qwen/Qwen3-8B", 8_190_735_360),
+        ("qwen3-32b", "Qwen/Qwen3-32B", 32_762_123_264),
+    )
+]
+INVITATIONS = [
+    {"name": "gpu5", "made_s": 1.79e9, "expires_s": 1.8e9, "state": "good"},
+    {"name": "gpu4", "made_s": 1.78e9, "expires_s": 1.79e9, "state": "expired"},
+]

@@ -18,7 +18,7 @@ from atoll.runtime.openai import ApiError
 from tests.dashboard import fake_data as data
 from tests.dashboard.fake_data import Json
 
-_RANK = {"viewer": 0, "member": 1, "admin": 2}
+_RANK = {"viewer": 0, "member": 1, "operator": 2, "admin": 3}
 _WORDS = (
     "The lighthouse keeper climbed the stairs as she did every evening, counting them without "
     "noticing. Far out a ship turned its lamp towards the bay. She lit the wick, wound the clockwork "
@@ -358,6 +358,7 @@ class FakeDesk(FakeService):
         self.next: Json | None = data.make_next(self.started_s)
         self.traces = list(data.TRACES)
         self.plans: set[str] = set()
+        self.file = data.FLEET_FILE
 
     def snapshot(self) -> tuple[str, Json]:
         return "fleets", self._fleets()
@@ -393,6 +394,8 @@ class FakeDesk(FakeService):
         rest = path.removeprefix("/atoll/v1/")
         if rest == "live":
             return EventStream(self.live())
+        if rest == "catalog/models":
+            return answer_json({"models": data.MODELS_TO_DEPLOY})
         if rest.startswith("fleets"):
             return self._fleet(request, role, rest)
         if rest == "whatif":
@@ -434,21 +437,61 @@ class FakeDesk(FakeService):
                 return answer_json({**data.DIALS, "fleet": name})
             case "next":
                 return self._approve(request, role, name)
-            case "logs":
-                return answer_json({"logs": ["chat-1", "gateway"], "errors": []})
-            case "logs/chat-1" | "logs/gateway":
-                return EventStream(self._log(kind[1]))
+            case "file":
+                return self._file(request, role, name)
+            case "invitations":
+                return self._invitations(request)
+            case other if other.startswith("logs"):
+                return self._logs(request, other)
         raise ApiError(404, "nothing there", code="not_found")
+
+    def _invitations(self, request: Request) -> Answer:
+        if request.method != b"POST":
+            return answer_json({"invitations": data.INVITATIONS})
+        asked = json.loads(request.body)
+        return answer_json(
+            {
+                "name": asked["name"],
+                "line": f"atoll join --fabric TOKEN --name {asked['name']}",
+                "expires_s": self.started_s + 86400.0 * asked["days"],
+                "hubs": ["127.0.0.1:7000"],
+                "only_here": True,
+            }
+        )
+
+    def _file(self, request: Request, role: str, name: str) -> Answer:
+        if request.method == b"PUT":
+            if _RANK[role] < _RANK["operator"]:
+                raise forbid()
+            self.file = json.loads(request.body)["file"]
+            return answer_json({"fleet": name, "version": "b", "changed": "chat changed (rate)"})
+        return answer_json(
+            {
+                "fleet": name,
+                "file": self.file,
+                "version": "a",
+                "services": data.SERVICES,
+                "can_change": name == "lab",
+                "earlier": [{"version": "0ld", "replaced_s": self.started_s - 300.0}],
+            }
+        )
 
     def _approve(self, request: Request, role: str, name: str) -> Answer:
         if request.method == b"POST":
-            if role != "admin":
+            if _RANK[role] < _RANK["operator"]:
                 raise forbid()
             body = json.loads(request.body)
             if self.next is None or body.get("id") != self.next["id"]:
                 raise ApiError(409, "the change is another by now", code="changed")
             self.next["state"] = "applying" if body.get("approve") else "refused"
         return answer_json({"next": self.next if name == "lab" else None})
+
+    def _logs(self, request: Request, path: str) -> Answer:
+        if path == "logs":
+            return answer_json({"logs": ["chat-1", "gateway"], "errors": []})
+        if b"follow=1" in request.query:
+            return EventStream(self._log(path[5:]))
+        return answer_json({"instance": path[5:], "text": "it has begun\nit is ready"})
 
     async def _log(self, name: str) -> AsyncGenerator[bytes, None]:
         """Tell lines of before, and one more after a moment."""

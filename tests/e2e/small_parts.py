@@ -104,7 +104,8 @@ class SmallMind(StreamComponent):
         total = 0
         for message in inputs["messages"]:
             content = message["content"]
-            for part in [content] if isinstance(content, str) else content:
+            parts: list[Any] = [content] if isinstance(content, str) else content
+            for part in parts:
                 held = part if isinstance(part, str) else part.get("text")
                 if held is None:
                     held = part["embeds"]["embeds"]

@@ -461,10 +461,6 @@ def _judge_executor(column: str, catalog: Catalog) -> Cell:
     """Return what is known of executors that a target starts, or by hand."""
     try:
         order = _order_executor()
-        if column == COMMANDS:
-            node_commands(
-                order.instance, ServiceWeights("hf://org/name", ("look",)), CommandSettings()
-            )
         _TRIALS.get(column, _render)(column, order, catalog)
     except AtollError as error:
         return Cell(REFUSED, error.message)

@@ -88,13 +88,13 @@ async def test_logs_of_what_is_served_and_of_a_named_home(tmp_path: Path) -> Non
             answer = await show_logs(planner, PlannerRequest("admin", {"name": name}))
             assert isinstance(answer, Response)
             assert json.loads(answer.body)["logs"] == logs
-        names = {"name": "demo-local", "log": "gateway"}
+        names = {"name": "demo-local", "instance": "gateway"}
         asked = PlannerRequest("admin", names, {"lines": "2"})
         answer = await show_log(planner, asked)
         assert isinstance(answer, Response)
-        assert json.loads(answer.body)["lines"] == ["two", "three"]
+        assert json.loads(answer.body)["text"] == "two\nthree"
         with pytest.raises(UnknownNameError):
-            await show_log(planner, PlannerRequest("admin", {"name": "lab", "log": "chat-1"}))
+            await show_log(planner, PlannerRequest("admin", {"name": "lab", "instance": "chat-1"}))
         followed = await show_log(planner, PlannerRequest("admin", names, {"follow": "1"}))
         assert isinstance(followed, EventStream)
         pieces = [await anext(followed.pieces), await anext(followed.pieces)]

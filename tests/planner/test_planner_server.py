@@ -27,7 +27,7 @@ async def ask_job(planner: PlanningService, asked: PlannerRequest) -> Answer:
     return stream_job(planner.jobs, JOBS[asked.names["job"]], asked.object())
 
 
-EXTRA = PlannerRoute("POST", "/atoll/v1/test/{job}", "member", ask_job)
+EXTRA = PlannerRoute("POST", "/atoll/v1/test/{job}", "member", ask_job, "A job")
 
 
 @pytest.fixture(autouse=True)

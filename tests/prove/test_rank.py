@@ -49,11 +49,27 @@ def test_the_plan_is_the_best_of_those_simulated() -> None:
     made = solve("flow.search", asked, CATALOG, FlowEffort(work=0.1, bounded=False, rank=rank))
     assert validate(made, asked, CATALOG) == []
     assert made.goal == "sustained"
-    (note,) = made.notes
+    note, router = made.notes
     assert note.startswith("generates ")
+    assert router.startswith("ranked under Atoll's router and under plain round robin")
     assert told
     assert told[-1].startswith(f"simulated {len(told)} plans: best ")
     # One node of four holds few layers; the plan that is chosen generates at least what a simple rule does.
     swarm = solve("swarm", asked, CATALOG, FlowEffort(work=0.1))
     assert rank(made).score >= rank(swarm).score
     assert rank(made) == rank(made)
+
+
+def test_the_worse_of_two_routers_counts_unless_one_is_named() -> None:
+    asked = problem()
+    made = solve("chain", asked, CATALOG, FlowEffort(work=0.1))
+    alone = {
+        router: Simulated(
+            asked.replace(settings={**dict(asked.settings), "router": router}), CATALOG
+        )(made)
+        for router in ("atoll", "plain")
+    }
+    assert Simulated(asked, CATALOG)(made).score == min(one.score for one in alone.values())
+    assert asked.settings.routers == ("atoll", "plain")
+    own = asked.replace(settings={**dict(asked.settings), "engine": "atoll"})
+    assert own.settings.routers == ("atoll",)

@@ -24,6 +24,7 @@ COMPILED = {
     name: entry(arguments)(getattr(compiled, name))
     for name, arguments in {
         "round_robin": f"({_EDGES}, int64, boolean[::1])",
+        "least_charged": "(int64[::1], int64[::1], float64[::1], float64[::1], int64, boolean[::1], float64)",
         "walk": f"(int64, {_EDGES}, {_STATE}, boolean[::1], int64[::1])",
         "close": "(int64[::1], int64[::1], float64[::1], int64[::1], boolean[::1], boolean[::1])",
         "mask_full": "(float64[::1], float64[::1], float64, float64, boolean[::1])",
@@ -241,6 +242,30 @@ def test_compiled_and_plain_agree(
         assert np.array_equal(getattr(plain, name), getattr(fast, name))
     assert COMPILED["reservation"](5.0, 9.0, 4.0) == decisions.reservation(5.0, 9.0, 4.0) == 15.0
     assert COMPILED["share_run"](2, 10, 6) == decisions.share_run(2, 10, 6) == 0.5
+
+
+@some
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, 2.0, 5.0]), min_size=1, max_size=5).filter(any),
+    st.lists(st.integers(1, 2000), min_size=20, max_size=60),
+)
+def test_plain_round_robin_shares_tokens_by_flow(weights: list[float], sizes: list[int]) -> None:
+    count = len(weights)
+    first = np.array([0, count] + [count] * count, dtype=np.int64)
+    target = np.arange(1, count + 1, dtype=np.int64)
+    weight = np.array(weights)
+    charge, closed = np.zeros(count), np.zeros(count + 1, dtype=np.bool_)
+    for size in sizes:
+        asked = (first, target, weight, charge, 0, closed, float(size))
+        edge = decisions.least_charged(*asked)
+        assert edge == COMPILED["least_charged"](*asked)
+        assert weights[edge] > 0.0
+        charge[edge] += size / weight[edge]
+    # No edge is further ahead of another than the largest request takes it.
+    used = charge[weight > 0.0]
+    assert used.max() - used.min() <= max(sizes) / weight[weight > 0.0].min()
+    closed[1:] = True
+    assert decisions.least_charged(first, target, weight, charge, 0, closed, 1.0) == -1
 
 
 @some

@@ -15,7 +15,7 @@ from atoll.solve import registry
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.rent import rent_solver as rent
-from atoll.solve.rent.rent_baselines import BASELINES
+from atoll.solve.rent.rent_solver import BASELINES
 from atoll.workload.lengths import LengthMix
 from tests.seeds import examples
 

@@ -20,7 +20,6 @@ from time import perf_counter
 import numpy as np
 
 from atoll.core.errors import InfeasibleError
-from atoll.solve.joint.exchange.exchange import exchange
 from atoll.solve.joint.joint_check import violations
 from atoll.solve.joint.joint_problem import Floats, Ints, JointAnswer, JointProblem, cost_of
 from atoll.solve.lp import INFINITY
@@ -28,6 +27,7 @@ from research.joint.exact.candidates import Candidates
 from research.joint.exact.integer_program import JointProgram
 from research.joint.exact.toll_routes import PASSES, Tolls, TollTable
 from research.joint.exact.tolls import raise_tolls
+from research.joint.exchange.exchange import exchange
 
 _ROOT, _OPENED, _CLOSED = (600, 1.0), (60, 1.0), (20, 0.5)
 """Passes and first step of the root, of a node with one more open, and of one with one more closed."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from atoll.plan.footprint import ObjectiveWeights
     from atoll.plan.plan import Plan
-    from atoll.plan.problem import Problem
+    from atoll.plan.problem import Problem, Router
     from atoll.plan.robustness import RiskModel
     from atoll.prove.pareto_sweep import Scaled
     from atoll.solve.comparison import Compared
@@ -221,6 +221,7 @@ class Fleet:
         risk: RiskModel | None = None,
         unserved_usd: float | None = None,
         engines: Sequence[str] | None = None,
+        router: Router | None = None,
     ) -> FleetPlan:
         """Find the cheapest plan that keeps its promises; on a cluster, the best placement.
 
@@ -239,7 +240,8 @@ class Fleet:
         a per cent) or when the work that it allows is done, so equal fleets get equal plans; `deadline_s`
         is a safety net, and a plan says whether it was `cut_short`. `on_progress` is told how far it is.
         On a fixed cluster, with `rank`, the best few placements are simulated and the one that generates
-        most is taken. Whether all demand is met is in the plan's `status`, what it took in its `stats`.
+        most is taken: with the `router` "atoll" or "plain", that of the fleet's settings, or by the worse of
+        both. Whether all demand is met is in the plan's `status`, what it took in its `stats`.
 
         With `robust` the plan holds in that share of scenarios (0.95, say) in which demand, spot prices, spot
         machines and the performance model turn out otherwise, as `risk` has it (by default the fleet's, or
@@ -247,7 +249,7 @@ class Fleet:
         least expected rent and broken promises, where 1000 requests that do not keep theirs have a price
         (`unserved_usd`), and 95 % otherwise.
         """
-        asked = self._asked(attainment, weights, engines)
+        asked = self._asked(attainment, weights, engines, router)
         stats = SolveStats()
         request = PlanRequest(
             solver=solver,
@@ -310,9 +312,14 @@ class Fleet:
         attainment: float | None,
         weights: ObjectiveWeights | None = None,
         engines: Sequence[str] | None = None,
+        router: Router | None = None,
     ) -> Problem:
-        """The problem, with another share of requests that must keep their promises, weights or engines."""
+        """The problem, with another share of requests that keep promises, weights, engines or router."""
         problem = self.problem
+        if router is not None:
+            if problem.cluster is None:
+                raise UsageError("--router is for fixed clusters", hint="leave it out")
+            problem = problem.replace(settings={**dict(problem.settings), "router": router})
         if engines is not None:
             names = read_engines(engines, field="engines")
             settings = {**dict(problem.settings), "engines": names}
@@ -533,13 +540,15 @@ class Fleet:
         days: float | None = None,
         prices: str | None = None,
         failures: str | float | None = None,
+        mix: str | float | None = None,
         seed: int = 0,
         listener: Listener | None = None,
     ) -> FleetOperations:
         """Operate the fleet in virtual time, days in seconds, beside other ways to do so.
 
         `trace` is a file, a workload in words or "generated"; `days` of it, all unless given. `prices` are a
-        CSV file, "generated", or None for prices that stay; `failures` of a node as "0.001/h".
+        CSV file, "generated", or None for prices that stay; `failures` of a node as "0.001/h". `mix` is how
+        far shares of classes of any-to-any services move: a standard deviation, as "30%".
         """
         from atoll.api.running import FleetOperations
         from atoll.control.virtual.operation import simulate_operation
@@ -550,6 +559,7 @@ class Fleet:
             days=days,
             prices=prices,
             failures=failures,
+            mix=mix,
             seed=seed,
             listener=listener,
         )

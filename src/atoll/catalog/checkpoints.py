@@ -64,6 +64,8 @@ METHODS: Mapping[str, Method] = {
 class Checkpoint:
     """Weights as published: a repository of Hugging Face's hub, and a revision of it where one is known.
 
+    Where `repository` begins with a slash it is a folder instead, on the machines that serve the model.
+
     `method` is one of METHODS (of weights in 16 bits their format), `group` how many weights share a scale
     where that is not as usual, and `kept` are parts in 16 bits. `quantization` is the
     format that engines turn the weights into as they load them, where that is another.
@@ -99,7 +101,9 @@ class Checkpoint:
 
     @property
     def source(self) -> str:
-        """The weights as sources are written: hf://ORG/NAME, with the revision behind an @."""
+        """The weights as sources are written: a folder, or hf://ORG/NAME with the revision behind an @."""
+        if self.repository.startswith("/"):
+            return self.repository
         return f"hf://{self.repository}" + (f"@{self.revision}" if self.revision else "")
 
     @property

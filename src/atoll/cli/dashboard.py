@@ -223,7 +223,7 @@ def _start_planner(
 async def _serve(
     options: DashboardCommandSettings, settings: DashboardSettings, services: ServiceDirectory
 ) -> None:
-    from atoll.dashboard.links import LoginLinks, links_folder
+    from atoll.dashboard.links import LoginLinks, links_folder, socket_of
     from atoll.dashboard.server import Dashboard
     from atoll.runtime.http.program import close_when_told
 
@@ -231,6 +231,7 @@ async def _serve(
     dashboard = Dashboard(settings, services, LoginLinks(runtime_dir()))
     host, port = await dashboard.start()
     links = dashboard.links = LoginLinks(links_folder(port))
+    await dashboard.open_socket(socket_of(links_folder(port)))
     url = options.public_url[0].rstrip("/") if options.public_url else _write_url(host, port)
     links.announce(url)
     gateway = services.gateway

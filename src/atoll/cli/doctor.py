@@ -66,13 +66,21 @@ EXTRAS: tuple[Extra, ...] = (
     ),
     Extra("sound", ("soundfile",), "FLAC, MP3 and Ogg from clients"),
     Extra("media", ("av",), "MP4, WebM, M4A from clients; MP3, Opus for them"),
+    Extra("diffusion", ("diffusers",), "Qwen-Image as parts of a fleet"),
     Extra("aic", ("aiconfigurator-core",), "comparing predictions with AIConfigurator's tables"),
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
     Extra("plan", ("numba", "highspy", "scipy"), "finding plans and simulating them"),
     Extra("cp", ("ortools",), "placing models by constraint programming (--solver cp)"),
     Extra(
         "serve",
-        ("httptools", "msgspec", "prometheus_client", "python-multipart", "uvloop"),
+        (
+            "httptools",
+            "msgspec",
+            "prometheus_client",
+            "python-multipart",
+            "uvloop",
+            "websockets",
+        ),
         "the gateway and instances",
     ),
     Extra(

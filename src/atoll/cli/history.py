@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from atoll.cli.console_client import ConsoleClient, console_field, fleet_path
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.control.operation.options import STATE_HELP
+from atoll.core.errors import UsageError
 from atoll.core.options import option
 from atoll.core.units import format_price
 from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from atoll.control.operation.fleet_history import HistoryEvent
 
 app = typer.Typer(add_completion=False)
@@ -29,6 +33,7 @@ class HistorySettings(VerbSettings):
     last: int = option(50, "How many events.", ge=1)
     instance: str | None = option(None, "Only of this instance.")
     state: Path | None = option(None, STATE_HELP)
+    console: str | None = console_field()
     as_json: bool = json_field("Print JSON, times in Unix seconds.")
 
 
@@ -40,8 +45,11 @@ def history(options: HistorySettings) -> None:
     """
     from atoll.control.operation.fleet_home import find_home
 
-    home, _ = find_home(options.fleet, options.state)
-    events = home.history.read(instance=options.instance, last=options.last)
+    if options.console is not None:
+        events = _ask(options, options.console)
+    else:
+        home, _ = find_home(options.fleet, options.state)
+        events = home.history.read(instance=options.instance, last=options.last)
     if options.as_json:
         emit([event.model_dump(mode="json") for event in events], True)
         return
@@ -50,6 +58,18 @@ def history(options: HistorySettings) -> None:
         out.print(describe_event(event), soft_wrap=True)
     if not events:
         out.print("nothing has happened yet")
+
+
+def _ask(options: HistorySettings, url: str) -> Sequence[HistoryEvent]:
+    """Return the events that a console elsewhere tells of."""
+    from atoll.control.operation.fleet_history import HistoryEvent
+
+    if options.fleet is None:
+        raise UsageError("which fleet?", hint="atoll history FLEET --console URL")
+    client = ConsoleClient.find(url)
+    said = client.ask("GET", fleet_path(options.fleet, f"history?last={options.last}"))
+    events = [HistoryEvent.parse(event) for event in said["events"]]
+    return [e for e in events if options.instance in (None, e.instance)]
 
 
 def describe_event(event: HistoryEvent) -> str:

@@ -42,7 +42,10 @@ class KeySettings(VerbSettings):
 
     name: str = option(..., "What the key is for.", argument=True)
     owner: str = option("", "Whose it is.")
-    role: str = option("member", "admin (changes everything), member, or viewer (looks only).")
+    role: str = option(
+        "member",
+        "admin (changes all), operator (runs fleets), member, or viewer (looks only).",
+    )
     models: tuple[str, ...] = option(
         (), "A model it may use, or a pattern (llama-*); repeatable.", "--model"
     )

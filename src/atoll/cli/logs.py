@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import typer
 
+from atoll.cli.console_client import ConsoleClient, console_field, fleet_path
 from atoll.cli.options import VerbSettings, verb
 from atoll.control.operation.options import STATE_HELP
-from atoll.core.errors import AtollError, UnknownNameError, UsageError
+from atoll.core.errors import UsageError
 from atoll.core.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from atoll.control.operation.fleet_home import FleetHome, FleetRecord
 
 app = typer.Typer(add_completion=False)
 _EVERY_S = 1.0
@@ -39,6 +38,7 @@ class LogsSettings(VerbSettings):
     lines: int = option(100, "How many of the last lines.", ge=1, le=100_000)
     follow: bool = option(False, "Go on until Ctrl-C.")
     state: Path | None = option(None, STATE_HELP)
+    console: str | None = console_field()
 
 
 @verb(app, LogsSettings)
@@ -50,7 +50,10 @@ def logs(options: LogsSettings) -> None:
     if len(options.names) > 2:
         raise UsageError("one instance at a time", hint="atoll logs FLEET INSTANCE")
     fleet = options.names[0] if len(options.names) == 2 else None
-    read = _find(fleet, options.names[-1], options.state)
+    if options.console is not None:
+        read = _ask(fleet, options, options.console)
+    else:
+        read = _find(fleet, options.names[-1], options.state)
     text = read(options.lines)
     _write(text)
     if not options.follow:
@@ -71,38 +74,25 @@ def _write(text: str) -> None:
         sys.stdout.flush()
 
 
+def _ask(fleet: str | None, options: LogsSettings, url: str) -> Callable[[int], str]:
+    """Return what asks a console elsewhere for the last lines."""
+    if fleet is None:
+        raise UsageError("of which fleet?", hint="atoll logs FLEET INSTANCE --console URL")
+    client = ConsoleClient.find(url)
+    path = fleet_path(fleet, f"logs/{quote(options.names[-1], safe='')}")
+
+    def read(lines: int) -> str:
+        return str(client.ask("GET", f"{path}?lines={min(lines, 10_000)}")["text"])
+
+    return read
+
+
 def _find(fleet: str | None, name: str, state: Path | None) -> Callable[[int], str]:
     """Return what reads the last lines of an instance; UnknownNameError suggests the nearest."""
     from atoll.control.operation.fleet_home import find_home, list_homes
-    from atoll.control.operation.instance_logs import OWN, find_logs, read_tail
+    from atoll.control.operation.instance_logs import find_logs
 
-    homes: list[tuple[FleetHome, FleetRecord]] = []
     if fleet is not None or state is not None:
-        homes.append(find_home(fleet, state))
-    else:
-        for home in list_homes():
-            record = home.read()
-            if record is not None:
-                homes.append((home, record))
-    found: dict[tuple[str, str], Callable[[int], str]] = {}
-    errors: list[str] = []
-    for home, record in homes:
-        if name in OWN:
-            found[record.name, name] = partial(read_tail, home.folder / f"{name}.log")
-            continue
-        logs = find_logs(home, record)
-        errors += logs.errors
-        found |= {(record.name, own): read for own, read in logs.readers.items() if own not in OWN}
-    fitting = [key for key in found if key[1] == name] or [
-        key for key in found if key[1].startswith(name)
-    ]
-    if len(fitting) == 1:
-        return found[fitting[0]]
-    if len({key[0] for key in fitting}) > 1:
-        raise UsageError(
-            f"{', '.join(sorted({key[0] for key in fitting}))} have an instance {name}",
-            hint=f"atoll logs FLEET {name}",
-        )
-    if not fitting and errors:
-        raise AtollError(f"{name} is not to be found, and {errors[0]}")
-    raise UnknownNameError("instance", name, [key[1] for key in found])
+        return find_logs([find_home(fleet, state)], name)
+    homes = [(home, home.read()) for home in list_homes()]
+    return find_logs([(home, record) for home, record in homes if record is not None], name)

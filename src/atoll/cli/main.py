@@ -72,6 +72,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("up", "atoll.cli.up", "Bring a fleet up wherever its machines are, and change it."),
     Verb("operate", "atoll.cli.operate", "Keep a fleet right while the world moves."),
     Verb("operator", "atoll.cli.operator", "Keep the Fleets of a Kubernetes namespace."),
+    Verb("deploy", "atoll.cli.deploy", "Deploy, change or remove a model of an operated fleet."),
     Verb("down", "atoll.cli.down", "Drain and end a fleet."),
     Verb("history", "atoll.cli.history", "Show what was decided about a fleet, and why."),
     Verb("logs", "atoll.cli.logs", "Show what an instance says."),

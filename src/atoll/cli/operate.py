@@ -53,6 +53,9 @@ class OperateSettings(OperationOptions, DashboardOptions, VerbSettings):
         None, "How prices and availability move: a CSV file, or a generator in words."
     )
     failures: str | None = _simulated(None, "How machines fail and are taken back.")
+    mix: str | None = _simulated(
+        None, "How far shares of classes move: a standard deviation, as 30%."
+    )
     seed: int = _simulated(0, "Same seed, same bits.", ge=0)
     output: Path | None = _simulated(None, "Write the report here.", "-o")
 
@@ -145,6 +148,7 @@ def _simulate(options: OperateSettings, trace: str) -> None:
         days=options.days,
         prices=options.prices,
         failures=options.failures,
+        mix=options.mix,
         seed=options.seed,
         listener=TerminalListener(yes=True),
     )

@@ -30,8 +30,10 @@ from atoll.report.terminal import console, emit, note, to_json
 if TYPE_CHECKING:
     from atoll.api.fleet import Fleet
     from atoll.api.fleet_plan import FleetPlan
+    from atoll.catalog.catalog import Catalog
+    from atoll.cli.plan_commands import InstanceCommands
     from atoll.plan.footprint import Drawn, ObjectiveWeights
-    from atoll.plan.plan import Goal, KeptPromise
+    from atoll.plan.plan import Goal, KeptPromise, Plan
     from atoll.solve.comparison import Compared
     from atoll.solve.effort import Effort
 
@@ -49,8 +51,8 @@ class PlanSettings(VerbSettings):
     out: Path | None = option(None, "Write the plan here, as JSON.", "-o", "--out")
     solver: str | None = option(
         None,
-        "optimal (the default), fast, homogeneous, cauchy, ...; on a fixed cluster flow.search, flow.milp, "
-        "swarm, petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
+        "optimal (the default), fast, homogeneous, cauchy, gh, agh, ...; on a fixed cluster flow.search, "
+        "flow.milp, swarm, petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
     )
     compare: bool = option(False, "Also say what each baseline would cost.")
     effort: str = option(
@@ -83,6 +85,11 @@ class PlanSettings(VerbSettings):
         True,
         "On a fixed cluster, simulate the best few plans and take the one that generates most.",
         "--rank-by-simulation/--no-rank-by-simulation",
+    )
+    router: Literal["atoll", "plain"] | None = option(
+        None,
+        "On a fixed cluster, what chooses pipelines in the runtime: atoll (looks ahead) or plain (round "
+        "robin over the plan's flows); the worse of the two if neither this nor the fleet file says.",
     )
     attainment: Share | None = option(
         None, "Share of requests that must keep both promises, instead of the fleet file's."
@@ -126,6 +133,12 @@ class PlanSettings(VerbSettings):
     commands: bool = option(
         False, "Also print a line for each instance that a person can paste there."
     )
+    parts: Path | None = option(
+        None, "With --commands: a file with components for the parts of any-to-any services."
+    )
+    stand_in: bool = option(
+        False, "With --commands: small components stand for parts that no file names."
+    )
     stats: bool = option(False, "Say on stderr what it took: time and counted work.")
     stats_out: Path | None = option(None, "Write what it took here, as JSON.")
     as_json: bool = json_field()
@@ -141,7 +154,7 @@ def plan(options: PlanSettings) -> None:
     deadline comes first: then it is the best plan so far, and says so. Ends with code 5 if there is no plan
     (or, with --strict, none that meets all demand), or if the plan, which is written, keeps too few promises.
     """
-    if options.commands and _show_plan_commands(options.fleet, as_json=options.as_json):
+    if options.commands and _show_plan_commands(options):
         return
     unrun: NoCommandError | None = None
     sure = _check_options(options)
@@ -190,6 +203,7 @@ def plan(options: PlanSettings) -> None:
             robust=sure,
             risk=parse_risk(options.risk, fleet.problem),
             unserved_usd=options.unserved_usd,
+            router=options.router,
             engines=None
             if options.engines is None
             else options.engines.replace(" ", "").split(","),
@@ -339,16 +353,27 @@ def _write(path: Path, plan: FleetPlan, compared: tuple[Compared, ...], *, as_re
         atomic_write(path, render_plan_page(plan, plan.problem, compared))
 
 
-def _show_plan_commands(path: Path, *, as_json: bool) -> bool:
+def _write_commands(
+    plan: Plan, catalog: Catalog, options: PlanSettings
+) -> tuple[InstanceCommands, ...]:
+    """Return the commands of a plan's instances, with the components that are asked for."""
+    from atoll.cli.plan_commands import write_commands
+    from atoll.runtime.task_fleet.parts_file import read_parts_file
+
+    given = {} if options.parts is None else read_parts_file(options.parts)
+    return write_commands(plan, catalog, given, stand_in=options.stand_in)
+
+
+def _show_plan_commands(options: PlanSettings) -> bool:
     """Print the commands of a plan.json; False where the file is none."""
     from atoll.catalog.catalog import Catalog
-    from atoll.cli.plan_commands import refuse_missing, show_commands, write_commands
+    from atoll.cli.plan_commands import refuse_missing, show_commands
     from atoll.plan.files.read import is_plan, read_plan
 
-    if not is_plan(path):
+    if not is_plan(options.fleet):
         return False
-    found = write_commands(read_plan(path), Catalog.default())
-    if as_json:
+    found = _write_commands(read_plan(options.fleet), Catalog.default(), options)
+    if options.as_json:
         emit(found, True)
     else:
         _print_lines(show_commands(found))
@@ -367,7 +392,7 @@ def _show(
     plan: FleetPlan, fleet: Fleet, compared: tuple[Compared, ...], options: PlanSettings
 ) -> NoCommandError | None:
     """Print the plan; return an error if commands are asked for and an instance has none."""
-    from atoll.cli.plan_commands import refuse_missing, show_commands, write_commands
+    from atoll.cli.plan_commands import refuse_missing, show_commands
     from atoll.plan.cost import cost_report
     from atoll.plan.proof import proof_of
     from atoll.report.plan.show import draw_plan
@@ -375,7 +400,7 @@ def _show(
     if not options.capacity_only and plan.instances and not plan.promises:
         # Before all else: such a plan may keep far fewer promises than it was asked for.
         _warn_unsimulated(plan, as_json=options.as_json)
-    written = write_commands(plan, fleet.catalog) if options.commands else ()
+    written = _write_commands(plan, fleet.catalog, options) if options.commands else ()
     if not options.as_json:
         emit(None, False, lambda: draw_plan(plan, plan.problem, compared, width=console().width))
         _print_lines(show_commands(written))

@@ -1,19 +1,29 @@
-"""The commands of a plan for a person to paste: `atoll plan --commands`."""
+"""The commands of a plan for a person to paste: `atoll plan --commands`.
+
+Executors of any-to-any services, and the graph server that sends requests over them, meet in a fabric and
+know each other by a token. What the graph server answers for is part of its line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from atoll.core.errors import AtollError, NoCommandError
+from atoll.core.errors import AtollError, NoCommandError, UsageError
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.deploy.commands.node_commands import ServiceWeights
-    from atoll.plan.plan import Plan
+    from atoll.plan.plan import Instance, Plan
+    from atoll.runtime.task_fleet.parts import ServedParts
 
 _FIRST_PORT = 8000
+EXECUTORS_FILE = "executors.token"
+"""Where executors and their graph server look for the token that they know each other by."""
+_GRAPH_FILE = "graph.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +43,30 @@ class InstanceCommands:
         return tuple(f"{line}  # {self.instance} on {machine}" for line, machine in named)
 
 
-def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]:
-    """Return the commands of a plan's instances, with the weights that it names, or else the catalog."""
+def write_commands(
+    plan: Plan,
+    catalog: Catalog,
+    given: Mapping[str, ServedParts] = MappingProxyType({}),
+    *,
+    stand_in: bool = False,
+) -> tuple[InstanceCommands, ...]:
+    """Return the commands of a plan's instances, with the weights that it names, or else the catalog.
+
+    `given` are components for the parts of any-to-any services, by service; small ones stand for others
+    where `stand_in` is on. Their graph server comes last.
+    """
     from atoll.deploy.commands.paste import paste_lines
 
     weights, found = _weights(plan, catalog), list[InstanceCommands]()
+    parts: dict[str, ServedParts] = {}
     for number, one in enumerate(plan.instances):
+        if one.is_executor:
+            try:
+                parts[one.service] = _parts_of(plan, one.service, catalog, given, stand_in=stand_in)
+                found.append(_executor(plan, one, parts[one.service], _FIRST_PORT + number))
+            except AtollError as error:
+                found.append(InstanceCommands(one.id, (), (), str(error)))
+            continue
         if one.service not in weights:
             model = plan.models.get(one.service)
             reason = f"the plan does not say which model {one.service} is"
@@ -54,7 +82,55 @@ def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]
             continue
         machines = tuple(line.machine for line in lines)
         found.append(InstanceCommands(one.id, machines, tuple(line.line for line in lines)))
+    if parts:
+        found.append(_graph_server(plan, parts, _FIRST_PORT + len(plan.instances)))
     return tuple(found)
+
+
+def _parts_of(
+    plan: Plan,
+    service: str,
+    catalog: Catalog,
+    given: Mapping[str, ServedParts],
+    *,
+    stand_in: bool,
+) -> ServedParts:
+    """Return what runs the parts of an any-to-any service."""
+    from atoll.runtime.task_fleet.parts import choose_parts
+
+    model = plan.models.get(service)
+    if model is None:
+        raise UsageError(f"the plan does not say which model {service} is")
+    return choose_parts(service, catalog.model(model), given, stand_in=stand_in)
+
+
+def _executor(plan: Plan, one: Instance, parts: ServedParts, port: int) -> InstanceCommands:
+    from atoll.deploy.commands.node_commands import CommandSettings, executor_command
+    from atoll.deploy.commands.paste import format_line
+    from atoll.runtime.endpoints.devices import assign_devices
+
+    settings = CommandSettings(executors=EXECUTORS_FILE)
+    command = executor_command(one, parts, settings, fleet=plan.problem_name)
+    machine = assign_devices(one, one.nodes[0]).machine
+    return InstanceCommands(one.id, (machine,), (format_line(command, one, port),))
+
+
+def _graph_server(plan: Plan, parts: Mapping[str, ServedParts], port: int) -> InstanceCommands:
+    """Return the line that writes what a plan's graph server answers for, and starts it."""
+    from atoll.control.operation.graph_entrance import NAME, make_graph_config
+    from atoll.deploy.commands.paste import FABRIC_FILE
+    from atoll.runtime.task_fleet.deployment import services_over
+
+    config = make_graph_config(services_over(parts, plan.paths), EXECUTORS_FILE)
+    words = [
+        *("python3", "-m", "atoll.deploy.commands.graph_node", "--fleet", plan.problem_name),
+        *("--config", _GRAPH_FILE, "--port", str(port)),
+    ]
+    line = (
+        f"printf %s {shlex.quote(config.to_json())} > {_GRAPH_FILE} && "
+        f"ATOLL_FABRIC=@{FABRIC_FILE} {shlex.join(words)}"
+    )
+    return InstanceCommands(NAME, ("any",), (line,))
 
 
 def refuse_missing(commands: Sequence[InstanceCommands]) -> NoCommandError | None:
@@ -65,7 +141,7 @@ def refuse_missing(commands: Sequence[InstanceCommands]) -> NoCommandError | Non
     names = ", ".join(each.instance for each in missing)
     return NoCommandError(
         f"no command for {names}, as told above",
-        hint="plan with engines that run it, as --engines vllm",
+        hint="plan with engines that run it, as --engines vllm; components for parts are named by --parts",
     )
 
 
@@ -80,6 +156,11 @@ def show_commands(commands: Sequence[InstanceCommands]) -> list[str]:
     if any(f"@{FABRIC_FILE}" in line for each in commands for line in each.lines):
         note(
             f"note: several machines of an instance meet in a fabric; its token is read from {FABRIC_FILE}"
+        )
+    if any(EXECUTORS_FILE in line for each in commands for line in each.lines):
+        note(
+            f"note: executors and graph server meet there, too, and each has the same token of 16 characters "
+            f"or more in {EXECUTORS_FILE}"
         )
     return [line for each in commands for line in each.shown()]
 

@@ -35,6 +35,7 @@ LIBRARY: dict[str, str] = {
     "Transcription": "atoll.tasks.library.transcription:Transcription",
     "Speech": "atoll.tasks.library.speech:Speech",
     "Drawing": "atoll.tasks.library.drawing:Drawing",
+    "Painting": "atoll.tasks.library.drawing:Painting",
     "Embedding": "atoll.tasks.library.embedding:Embedding",
 }
 """The composite tasks that come with Atoll, by name."""

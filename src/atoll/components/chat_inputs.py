@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,22 @@ def parts_of(message: Mapping[str, Any]) -> list[Any]:
     """Return the texts and arrays of a checked message."""
     content = message["content"]
     return content if isinstance(content, list) else [content]
+
+
+def frame_vectors(
+    messages: Sequence[dict[str, Any]], frame: Callable[[Any, str], Any]
+) -> list[dict[str, Any]]:
+    """Return messages with each part that is no text as `frame` has it, which is told where it stands."""
+
+    def framed(content: Any, where: str) -> Any:
+        if isinstance(content, str):
+            return content
+        return [part if isinstance(part, str) else frame(part, where) for part in content]
+
+    return [
+        message | {"content": framed(message["content"], f"messages[{number}].content")}
+        for number, message in enumerate(messages)
+    ]
 
 
 def read_chat(

@@ -24,6 +24,7 @@ COMPONENTS: dict[str, str] = {
     "terrain-diffusion": "atoll.components.terrain_diffusion:TerrainDiffusion",
     "transformers-chat": "atoll.runtime.executor.transformers_chat:TransformersChat",
     "transformers-vision": "atoll.components.transformers_vision:TransformersVision",
+    "vllm-chat": "atoll.runtime.executor.vllm_chat:VllmChat",
     "whisper-decoder": "atoll.components.whisper:WhisperDecoder",
     "whisper-encoder": "atoll.components.whisper:WhisperEncoder",
 }

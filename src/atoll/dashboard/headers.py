@@ -95,6 +95,12 @@ def read_cookie(headers: Mapping[bytes, bytes], called: str) -> str | None:
     return None
 
 
+def read_bearer(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the key that a program shows with a request, or None: browsers add none by themselves."""
+    kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return key.strip().decode("latin-1") if kind.lower() == b"bearer" else None
+
+
 def write_cookie(called: str, value: str, *, max_age_s: int, secure: bool) -> tuple[str, str]:
     """Return the header that has a browser keep the session's id; with an age of 0 it forgets it."""
     text = f"{called}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={max_age_s}"

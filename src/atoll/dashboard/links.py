@@ -84,6 +84,11 @@ def links_folder(port: int) -> Path:
     return runtime_dir() / f"dashboard-{port}"
 
 
+def socket_of(folder: Path) -> Path:
+    """Return where the dashboard with this folder answers programs of its user."""
+    return folder.with_name(f"{folder.name}.sock")
+
+
 def list_dashboards() -> tuple[RunningDashboard, ...]:
     """Return the dashboards of this user that run here, in the order of their folders."""
     found = []

@@ -18,12 +18,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from atoll.core.version import __version__
+from atoll.dashboard.api_document import ApiDocument
 from atoll.dashboard.headers import (
     DATA_POLICY,
     PAGE_POLICY,
     REPORT_POLICY,
     KnownHosts,
     name_cookie,
+    read_bearer,
     read_cookie,
     safety_lines,
     write_cookie,
@@ -32,7 +34,14 @@ from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.live import LiveEvents
 from atoll.dashboard.proxy import READING, ServiceForwarder, SessionOverError
 from atoll.dashboard.services import ADMIN_PATH, ServiceDirectory, at_public_port, own, reaching
-from atoll.dashboard.sessions import ABSOLUTE_S, ROLES, LoginLimiter, LoginSession, SessionStore
+from atoll.dashboard.sessions import (
+    ABSOLUTE_S,
+    ROLES,
+    LoginLimiter,
+    LoginSession,
+    ProgramSessions,
+    SessionStore,
+)
 from atoll.dashboard.static import FOLDER, StaticFiles
 from atoll.dashboard.trust import ProxyTrust
 from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response
@@ -144,6 +153,10 @@ class Dashboard:
         self._hosts = KnownHosts(settings.host, settings.port, settings.public_urls)
         self._cookie = name_cookie(settings.port, secure=settings.secure)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._programs = ProgramSessions()
+        self._documents = ApiDocument(services, clock)
+        self._owner = LoginSession("link", "this machine", "admin")
+        self._socket: HandlerServer | None = None
         self.live: LiveEvents
         self.listener: DashboardListener
 
@@ -164,14 +177,22 @@ class Dashboard:
         self._spawn(self._look_after_sessions())
         return host, port
 
+    async def open_socket(self, path: Path) -> None:
+        """Listen for programs of the user who runs this, too, who need no login there."""
+        limits = ConnectionLimits(body_bytes=_PASSED_BYTES, buffered_bytes=_HELD_BYTES)
+        self._socket = HandlerServer(self.answer_owner, limits)
+        await self._socket.start_on_socket(path)
+
     async def close(self) -> None:
         """Stop at once; keys that were made for sessions are revoked."""
         await self.live.close()
         await self.listener.close()
+        if self._socket is not None:
+            await self._socket.close()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*map(self._forwarder.revoke, self.sessions))
+        await asyncio.gather(*map(self._forwarder.revoke, (*self.sessions, self._owner)))
 
     # Requests
 
@@ -179,10 +200,32 @@ class Dashboard:
         """Refuse a request whose body is still to come: of another host or page, or of nobody."""
         request.extra = _PAGE
         self._hosts.check_host(request.headers)
-        if request.method not in READING:
-            self._hosts.check_origin(request.headers)
-        if request.path.startswith(_API) and self._find_session(request) is None:
+        self._check_origin(request)
+        if not request.path.startswith(_API) or self._find_session(request) is not None:
+            return
+        # A key that is not known yet is asked about once the body is here: that must be a small one.
+        if read_bearer(request.headers) is None:
             raise ApiError(401, "nobody is logged in", kind="authentication_error", code="login")
+        length = request.headers.get(b"content-length", b"")
+        if not length.isdigit() or int(length) > _OWN_BYTES:
+            raise ApiError(
+                401,
+                "a large body comes after a login: ask for /session with this key first",
+                kind="authentication_error",
+                code="login",
+            )
+
+    async def answer_owner(self, request: Request) -> Answer:
+        """Answer a request on the socket, which only the user who runs this can open: an admin's."""
+        request.extra = _DATA
+        path = request.path
+        if path == b"/openapi.json":
+            return await self._show_document(request)
+        if path == b"/session" and request.method == b"GET":
+            return _json(self._describe(request, self._owner))
+        if path == b"/live" or path.startswith(_API):
+            return await self._answer_for(request, self._owner)
+        raise ApiError(404, f"there is nothing at {path.decode('latin-1')[:200]}", code="not_found")
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request."""
@@ -192,8 +235,10 @@ class Dashboard:
             # Asked by address, whatever name it has.
             return _json({"status": "ok", "version": __version__})
         self._hosts.check_host(request.headers)
-        if request.method not in READING:
-            self._hosts.check_origin(request.headers)
+        if path == b"/openapi.json":
+            request.extra = _DATA
+            return await self._show_document(request)
+        self._check_origin(request)
         if path == b"/session":
             return await self._answer_session(request)
         if path == b"/live" or path.startswith(_API):
@@ -206,16 +251,53 @@ class Dashboard:
             raise ApiError(404, "there is no such page", code="not_found")
         return self._static.serve_index(request.headers)
 
+    def _check_origin(self, request: Request) -> None:
+        """Refuse a change that a page of another origin asks for; programs with a key say of none."""
+        headers = request.headers
+        from_page = b"origin" in headers or b"sec-fetch-site" in headers
+        if request.method not in READING and (from_page or read_bearer(headers) is None):
+            self._hosts.check_origin(headers)
+
+    async def _show_document(self, request: Request) -> Answer:
+        if request.method not in READING:
+            raise ApiError(405, "only looked at", allow="GET, HEAD")
+        return _json(await self._documents.read())
+
     async def _answer_session_owner(self, request: Request) -> Answer:
-        session = self._find_session(request)
-        if session is None:
+        key = read_bearer(request.headers)
+        if key is not None:
+            session = await self._log_in_program(request, key)
+            return await self._answer_for(request, session)
+        found = self._find_session(request)
+        if found is None:
             return self._refuse_login(request)
+        if request.path != b"/live" and request.method not in READING:
+            found.check_csrf(request.headers.get(b"x-csrf-token"))
+        return await self._answer_for(request, found)
+
+    async def _log_in_program(self, request: Request, key: str) -> LoginSession:
+        """Return the session of a program that shows a key with its request; it has no cookie."""
+        known = self._find_session(request)
+        if known is not None:
+            return known
+        client = self.settings.trust.client(request)
+        session = await self._try_key(key, client)
+        if session is None:
+            _LOG.info("a program at %s showed a key that is not good", client)
+            raise ApiError(
+                401, "this key is not good", kind="authentication_error", code="invalid_api_key"
+            )
+        text, gone = self.sessions.add(session, self._clock())
+        self._programs.keep(key, text)
+        for each in gone:
+            self._clean_up(each)
+        return session
+
+    async def _answer_for(self, request: Request, session: LoginSession) -> Answer:
         if request.path == b"/live":
             if request.method != b"GET":
                 raise ApiError(405, "only listened to", allow="GET")
             return EventStream(await self.live.tell(session))
-        if request.method not in READING:
-            session.check_csrf(request.headers.get(b"x-csrf-token"))
         try:
             await self._check_key(request, session)
             answer = await self._forwarder.forward(request, session)
@@ -234,7 +316,8 @@ class Dashboard:
         if request.method == b"DELETE":
             session = self._find_session(request)
             if session is not None:
-                session.check_csrf(request.headers.get(b"x-csrf-token"))
+                if read_bearer(request.headers) is None:
+                    session.check_csrf(request.headers.get(b"x-csrf-token"))
                 session.over_because = "you are logged out"
                 self._end(session)
             cookie = write_cookie(self._cookie, "", max_age_s=0, secure=self._is_secure(request))
@@ -244,7 +327,10 @@ class Dashboard:
     # Sessions
 
     async def _show_session(self, request: Request) -> Answer:
-        session = self._find_session(request)
+        key = read_bearer(request.headers)
+        session = (
+            self._find_session(request) if key is None else await self._log_in_program(request, key)
+        )
         if session is None:
             visitor = self.settings.trust.identify(request)
             if visitor is None:
@@ -414,6 +500,9 @@ class Dashboard:
 
     def _find_session(self, request: Request) -> LoginSession | None:
         """Return the session of a request; one by the proxy's word lasts while the proxy says the same."""
+        key = read_bearer(request.headers)
+        if key is not None:
+            return self.sessions.find(self._programs.find(key), self._clock())
         session = self.sessions.find(read_cookie(request.headers, self._cookie), self._clock())
         if session is not None and session.kind == "header":
             visitor = self.settings.trust.identify(request)

@@ -22,7 +22,8 @@ IDLE_S = 12 * 3600.0
 ABSOLUTE_S = 7 * 24 * 3600.0
 Kind = Literal["key", "link", "header"]
 """How somebody logged in."""
-ROLES = ("viewer", "member", "admin")
+ROLES = ("viewer", "member", "operator", "admin")
+"""The least first."""
 _MAX = 10_000
 _MAX_OF_ONE = 100
 """Sessions of one person: nobody pushes others out by logging in again and again."""
@@ -155,6 +156,24 @@ class SessionStore:
         session.ended = True
         session.key = None
         return session
+
+
+class ProgramSessions:
+    """Which session a key has that programs show with every request; keys are kept as their SHA-256."""
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, str] = {}
+
+    def find(self, key: str) -> str | None:
+        """Return the id of the session of a key, which may be over, or None."""
+        return self._ids.get(_hash(key))
+
+    def keep(self, key: str, session_id: str) -> None:
+        """Have a key stand for a session from now on."""
+        self._ids.pop(_hash(key), None)
+        self._ids[_hash(key)] = session_id
+        if len(self._ids) > _MAX:
+            del self._ids[next(iter(self._ids))]
 
 
 class LoginLimiter:

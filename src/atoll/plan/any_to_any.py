@@ -1,8 +1,7 @@
-"""The any-to-any services of plans and problems, for whatever does not take them."""
+"""The any-to-any services of plans and problems, by name."""
 
 from __future__ import annotations
 
-from atoll.core.errors import UsageError
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 
@@ -16,10 +15,3 @@ def list_any_to_any(*sources: Plan | Problem | None) -> tuple[str, ...]:
         elif source is not None:
             found |= {one.service for one in source.executor_instances}
     return tuple(sorted(found))
-
-
-def refuse_any_to_any(source: Plan | Problem, why: str, hint: str) -> None:
-    """Raise UsageError where a plan or a problem has any-to-any services."""
-    names = list_any_to_any(source)
-    if names:
-        raise UsageError(f"{', '.join(names)}: {why}", field="classes", hint=hint)

@@ -17,7 +17,7 @@ from atoll.plan.plan import Instance, Node, Plan
 
 if TYPE_CHECKING:
     from atoll.catalog.transformer import TransformerSpec
-    from atoll.engines.engine import Engine
+    from atoll.engines.engine import Engine, Standing
 
 _BF16_CAPABILITY = 8.0
 """Compute capability from which GPUs compute in bf16, which most weights are in."""
@@ -27,13 +27,18 @@ def describe_engine(instance: Instance, catalog: Catalog) -> str | None:
     """Return which engine runs an instance, its tensor parallel size and standing: "vllm TP 2, tested"."""
     if instance.engine is None:
         return None
-    gpus = {catalog.node(node.kind).gpu.architecture for node in instance.nodes}
     engine = find_engine(instance.engine)
-    standing = engine.standing(engine_layout(instance), gpus)
+    standing = standing_of(engine, instance, catalog)
     sizes = sorted({node.tp for node in instance.nodes})
     word = "TP" if engine.splits_by == "tensor" else "layers over"
     split = f" {word} {'+'.join(map(str, sizes))}" if sizes != [1] else ""
     return f"{instance.engine}{split}, {standing}"
+
+
+def standing_of(engine: Engine, instance: Instance, catalog: Catalog) -> Standing:
+    """Return what is known of an engine in the layout of an instance, on its GPUs."""
+    gpus = {catalog.node(node.kind).gpu.architecture for node in instance.nodes}
+    return engine.standing(engine_layout(instance), gpus)
 
 
 def describe_limits(instance: Instance, spec: TransformerSpec, catalog: Catalog) -> str:

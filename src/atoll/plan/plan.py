@@ -178,6 +178,14 @@ class SimulatedCapacity(Frozen):
     seeds: tuple[int, ...] = Field(min_length=1)
 
 
+class PartSeconds(NamedTuple):
+    """Seconds of an executor that a request of a class takes for one of its parts."""
+
+    klass: str
+    part: str
+    seconds: float
+
+
 class Instance(Frozen):
     """One copy of a role standing in a region.
 
@@ -188,7 +196,8 @@ class Instance(Frozen):
     ([0, 1)), and its throughput is requests/s that paths lead over it. `engine` is the program that runs it;
     None where layouts are free of what engines can run. `slots` is how many requests it runs at a time where
     its engine cuts the KV cache into so many equal parts. `simulated` is why it may carry more than the
-    capacity model says.
+    capacity model says. `work` is what an executor is planned with: by class and part the seconds of it that
+    a request takes, with the room that simulation found to be needed, so that it is full at 1 s a second.
     """
 
     id: Name
@@ -205,13 +214,14 @@ class Instance(Frozen):
     engine: Name | None = None
     slots: int | None = Field(default=None, ge=1)
     simulated: SimulatedCapacity | None = None
+    work: tuple[PartSeconds, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out an engine that is not known, so that plans and problems without keep their hash."""
         fields: dict[str, object] = write(self)
-        for name in ("engine", "slots", "simulated"):
-            if fields.get(name) is None:
+        for name in ("engine", "slots", "simulated", "work"):
+            if not fields.get(name):
                 fields.pop(name, None)
         return fields
 

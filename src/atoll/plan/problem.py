@@ -419,6 +419,11 @@ class Limits(Frozen):
         return named if isinstance(named, Survival) else Survival(machines=named)
 
 
+Router = Literal["atoll", "plain"]
+"""What chooses pipelines in a runtime: Atoll's router, which looks ahead, or plain interleaved weighted round
+robin over the plan's flows."""
+
+
 class Settings(Frozen):
     """How to search; unlike limits, a plan that goes beyond them is still a valid one.
 
@@ -438,6 +443,7 @@ class Settings(Frozen):
     Instances are run by one of `engines`, each by the first that carries as much as any, and have a layout
     that it runs. Without any, layouts are free and take the times of `engine`: nobody may run them.
     `startup_s` is the time from ordering an instance to its first request, None: as `plan.startup` has it.
+    `router` is what the runtime of a fixed cluster has, None: Atoll's with its own engine, else not known.
     """
 
     max_nodes_per_instance: int = Field(default=6, ge=1, le=8)
@@ -451,6 +457,7 @@ class Settings(Frozen):
     sized_for: Sizing = "half"
     simplicity: float = Field(default=0.02, ge=0.0, le=1.0)
     startup_s: NotNegative | None = None
+    router: Router | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -461,8 +468,16 @@ class Settings(Frozen):
             "engines": bool(self.engines),
             "simplicity": self.simplicity != 0.02,
             "startup_s": self.startup_s is not None,
+            "router": self.router is not None,
         }
         return {name: value for name, value in fields.items() if later.get(name, True)}
+
+    @property
+    def routers(self) -> tuple[Router, ...]:
+        """The routers that a placement has to be good with: one, or all where it is not known."""
+        if self.router is not None:
+            return (self.router,)
+        return ("atoll",) if self.engine == "atoll" else ("atoll", "plain")
 
     @property
     def stages(self) -> int:

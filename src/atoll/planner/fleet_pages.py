@@ -6,6 +6,7 @@ import asyncio
 
 from atoll.planner.fleets import describe_status
 from atoll.planner.planner_service import (
+    EVENTS,
     PlannerRequest,
     PlannerRoute,
     PlanningService,
@@ -34,7 +35,10 @@ async def show_live(planner: PlanningService, request: PlannerRequest) -> Answer
 
 
 ROUTES = (
-    PlannerRoute("GET", "/atoll/v1/fleets", "viewer", show_fleets),
-    PlannerRoute("GET", "/atoll/v1/fleets/{name}", "viewer", show_fleet),
-    PlannerRoute("GET", "/atoll/v1/live", "viewer", show_live),
+    PlannerRoute("GET", "/atoll/v1/fleets", "viewer", show_fleets, "All fleets"),
+    PlannerRoute("GET", "/atoll/v1/fleets/{name}", "viewer", show_fleet, "How a fleet stands"),
+    PlannerRoute(
+        *("GET", "/atoll/v1/live", "viewer", show_live, "All fleets, as events"),
+        makes=(EVENTS,),
+    ),
 )

@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 
-from atoll.control.operation.instance_logs import FleetLogs, ReadLog, find_logs, find_new, read_tail
+from atoll.control.operation import instance_logs
+from atoll.control.operation.instance_logs import FleetLogs, ReadLines, find_new, read_tail
 from atoll.core.errors import AtollError, UnknownNameError
 from atoll.planner.fleets import FleetEntry
 from atoll.planner.planner_service import (
@@ -18,9 +19,10 @@ from atoll.planner.planner_service import (
     json_response,
 )
 from atoll.runtime.http.handlers import Answer, EventStream
+from atoll.runtime.openai import ApiError
 
 _LINES = 200
-_MAX_LINES = 5000
+_MAX_LINES = 10_000
 _FOLLOWED = 1000
 """Lines that are looked at for what is new; more than an instance says between two looks."""
 _EVERY_S = 1.0
@@ -36,19 +38,25 @@ async def show_logs(planner: PlanningService, request: PlannerRequest) -> Answer
 
 async def show_log(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with the last lines of a process; with `follow=1` also with those to come."""
-    name = request.names["log"]
+    name = request.names["instance"]
     lines = request.number("lines", _LINES, min_value=1, max_value=_MAX_LINES)
     logs = await _find(planner, request)
-    read = logs.readers.get(name)
+    # The beginning of a name will do, if only one begins so.
+    fitting = [each for each in logs.readers if each.startswith(name)]
+    read = logs.readers.get(fitting[0] if len(fitting) == 1 else name)
     if read is None:
+        if logs.errors:
+            raise ApiError(
+                404, f"{name} is not to be found, and {logs.errors[0]}", code="not_found"
+            )
         raise UnknownNameError("log", name, logs.readers)
     if request.query.get("follow") == "1":
         return EventStream(_follow(read, lines), (("cache-control", "no-store"),))
     text = await asyncio.to_thread(read, lines)
-    return json_response({"log": name, "lines": text.splitlines()})
+    return json_response({"instance": name, "text": text})
 
 
-async def _follow(read: ReadLog, lines: int) -> AsyncGenerator[bytes, None]:
+async def _follow(read: ReadLines, lines: int) -> AsyncGenerator[bytes, None]:
     """Yield the last lines, and then what comes after them, until nobody listens."""
     yield b": \n\n"
     seen = (await asyncio.to_thread(read, max(lines, _FOLLOWED))).splitlines()
@@ -81,8 +89,8 @@ async def _find(planner: PlanningService, request: PlannerRequest) -> FleetLogs:
 def list_logs(entry: FleetEntry) -> FleetLogs:
     """Return what can be read of a fleet: of one that is operated, or served on this machine."""
     if entry.home is not None and entry.record is not None:
-        return find_logs(entry.home, entry.record)
-    readers: dict[str, ReadLog] = {}
+        return instance_logs.list_logs(entry.home, entry.record)
+    readers: dict[str, ReadLines] = {}
     if entry.served is not None:
         own = Path(entry.served.folder) / _GATEWAY_LOG
         if own.exists():
@@ -95,6 +103,13 @@ def list_logs(entry: FleetEntry) -> FleetLogs:
 
 ROUTES = (
     # What engines write may have words of requests in it.
-    PlannerRoute("GET", "/atoll/v1/fleets/{name}/logs", "admin", show_logs),
-    PlannerRoute("GET", "/atoll/v1/fleets/{name}/logs/{log}", "admin", show_log),
+    PlannerRoute(
+        *("GET", "/atoll/v1/fleets/{name}/logs", "operator", show_logs), "Whose lines can be read"
+    ),
+    PlannerRoute(
+        *("GET", "/atoll/v1/fleets/{name}/logs/{instance}", "operator", show_log),
+        "The last lines of an instance, or of `gateway` or `hub`, and with `follow` those to come",
+        query=("lines", "follow"),
+        makes=("application/json", "text/event-stream"),
+    ),
 )

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from atoll.api.fleet_plan import FleetPlan
+from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase, parse_node_type
+from atoll.engines.table import find_engine
+from atoll.plan.engine_layout import standing_of
 from atoll.plan.executor_use import pair_flows
 from atoll.plan.executors import request_bytes
 from atoll.plan.plan import SINK, SOURCE, Instance, Node
@@ -30,6 +33,7 @@ def draw_plan(plan: FleetPlan) -> Drawn:
     `plan` must know its problem (`FleetPlan.of`). `binds` is None: it takes planning again to say.
     """
     is_cost = plan.goal == "cost"
+    catalog = plan.problem.catalog()
     # What is bounded includes what starting instances costs; what they cost while they run is shown.
     bound = max(0.0, plan.bound - plan.init_usd) if is_cost and plan.bound is not None else None
     return {
@@ -59,7 +63,7 @@ def draw_plan(plan: FleetPlan) -> Drawn:
             {"name": m.name, "shares": dict(m.shares), "error": m.error, "max_error": m.max_error}
             for m in plan.mixes
         ],
-        "instances": [_draw_instance(plan, instance) for instance in plan.instances],
+        "instances": [_draw_instance(plan, instance, catalog) for instance in plan.instances],
         "flows": list(_draw_flows(plan)),
         "reasons": list(plan.reasons),
         "notes": list(plan.notes),
@@ -97,7 +101,7 @@ def _draw_service(plan: FleetPlan, service: Service) -> Drawn:
     }
 
 
-def _draw_instance(plan: FleetPlan, instance: Instance) -> Drawn:
+def _draw_instance(plan: FleetPlan, instance: Instance, catalog: Catalog) -> Drawn:
     service = plan.problem.service(instance.service)
     markets = sorted({node.market for node in instance.nodes})
     return {
@@ -112,8 +116,16 @@ def _draw_instance(plan: FleetPlan, instance: Instance) -> Drawn:
         "share": _share_of(plan, instance),
         "capacity_per_s": instance.throughput_per_s / _units_per_request(service, instance),
         "kept": instance.kept,
+        "engine": instance.engine,
+        "standing": _standing_of(instance, catalog),
         "stages": [_draw_stage(instance, node) for node in _in_order(instance)],
     }
+
+
+def _standing_of(instance: Instance, catalog: Catalog) -> str | None:
+    if instance.engine is None:
+        return None
+    return str(standing_of(find_engine(instance.engine), instance, catalog))
 
 
 def _draw_stage(instance: Instance, node: Node) -> Drawn:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictBool, StrictStr
 
 from atoll.control.operation.approval import NextChange
 from atoll.control.operation.fleet_home import FleetHome, is_dead
+from atoll.core.frozen import Frozen
 from atoll.planner.fleets import FleetEntry
 from atoll.planner.planner_service import (
     PlannerRequest,
@@ -19,6 +22,14 @@ from atoll.runtime.http.handlers import Answer
 from atoll.runtime.openai import ApiError
 
 _MAX_EVENTS = 10_000
+_FLEET = "/atoll/v1/fleets/{name}"
+
+
+class NextAnswer(Frozen):
+    """Whether the change of an id may be done."""
+
+    id: Annotated[StrictStr, Field(max_length=64)]
+    approve: StrictBool
 
 
 async def show_plan(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -45,22 +56,19 @@ async def show_next(planner: PlanningService, request: PlannerRequest) -> Answer
 
 async def answer_next(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Approve or refuse the change that comes next, if it is still the one that is named."""
-    asked = request.object()
-    name, approve = asked.get("id"), asked.get("approve")
-    if not isinstance(name, str) or not isinstance(approve, bool):
-        raise ApiError(400, 'the body is {"id": ..., "approve": true or false}')
+    asked = NextAnswer.parse(request.object())
     entry = await _find(planner, request)
     if entry.home is None:
         raise _conflict("this fleet is not operated", "not_operated")
     found = await asyncio.to_thread(_read_next, entry.home)
-    if found is None or found.id != name:
+    if found is None or found.id != asked.id:
         raise _conflict("this is not the change that comes next any more: look again", "changed")
     if not found.on_page:
         raise _conflict("it is asked at the controller's terminal", "asked_elsewhere")
     if found.state == "applying":
         raise _conflict("it is being applied already", "applying")
     board = entry.home.board
-    await asyncio.to_thread(board.answer, name, approve=approve, now_s=time.time())
+    await asyncio.to_thread(board.answer, asked.id, approve=asked.approve, now_s=time.time())
     return json_response({"next": describe_next(found)}, 202)
 
 
@@ -86,8 +94,14 @@ def _conflict(text: str, code: str) -> ApiError:
 
 
 ROUTES = (
-    PlannerRoute("GET", "/atoll/v1/fleets/{name}/plan", "viewer", show_plan),
-    PlannerRoute("GET", "/atoll/v1/fleets/{name}/history", "viewer", show_history),
-    PlannerRoute("GET", "/atoll/v1/fleets/{name}/next", "viewer", show_next),
-    PlannerRoute("POST", "/atoll/v1/fleets/{name}/next", "admin", answer_next),
+    PlannerRoute("GET", f"{_FLEET}/plan", "viewer", show_plan, "The plan in force"),
+    PlannerRoute(
+        *("GET", f"{_FLEET}/history", "viewer", show_history, "What was decided and why"),
+        query=("last",),
+    ),
+    PlannerRoute("GET", f"{_FLEET}/next", "viewer", show_next, "The change that comes next"),
+    PlannerRoute(
+        *("POST", f"{_FLEET}/next", "operator", answer_next, "Approve or refuse that change"),
+        takes=NextAnswer,
+    ),
 )

@@ -14,13 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.errors import AtollError
-from atoll.planner import fleet_pages, log_pages, plan_pages, question_pages
+from atoll.planner import (
+    file_pages,
+    fleet_pages,
+    log_pages,
+    machine_pages,
+    model_pages,
+    plan_pages,
+    question_pages,
+)
 from atoll.planner.jobs import to_api_error
+from atoll.planner.openapi import document
 from atoll.planner.planner_service import (
     PlannerRequest,
     PlannerRoute,
     PlanningService,
     find_route,
+    json_response,
     read_query,
     read_role,
 )
@@ -35,6 +45,9 @@ ROUTES: tuple[PlannerRoute, ...] = (
     *fleet_pages.ROUTES,
     *log_pages.ROUTES,
     *plan_pages.ROUTES,
+    *file_pages.ROUTES,
+    *model_pages.ROUTES,
+    *machine_pages.ROUTES,
     *question_pages.ROUTES,
 )
 """Everything that the planner answers."""
@@ -112,6 +125,8 @@ class PlannerServer:
         """Answer a request (`atoll.runtime.http.handlers.Handler`)."""
         self._check_token(request)
         role = read_role(request.headers)
+        if request.path == b"/openapi.json" and request.method == b"GET":
+            return json_response(document(self._routes))
         path, method = request.path.decode("latin-1"), request.method.decode("latin-1")
         route, names = find_route(self._routes, method, path, role)
         asked = PlannerRequest(

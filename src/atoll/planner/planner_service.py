@@ -3,7 +3,7 @@
 A module with endpoints has a tuple `ROUTES`; `planner_server` puts them together. An endpoint is
 
     async def show(planner: PlanningService, request: PlannerRequest) -> Answer: ...
-    ROUTES = (PlannerRoute("GET", "/atoll/v1/fleets/{name}", "viewer", show),)
+    ROUTES = (PlannerRoute("GET", "/atoll/v1/fleets/{name}", "viewer", show, "How it stands"),)
 
 and must not block: what reads files or asks machines goes through `asyncio.to_thread`, what
 computes is a job.
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, unquote
 
+from atoll.core.frozen import Frozen
 from atoll.planner.answers import Answers
 from atoll.planner.fleets import FleetShelf
 from atoll.planner.jobs import JobRunner, write_event
@@ -34,8 +35,9 @@ from atoll.planner.trace_store import TraceStore
 from atoll.runtime.http.handlers import Answer, Response
 from atoll.runtime.openai import ApiError
 
-Role = Literal["viewer", "member", "admin"]
-"""Viewers look, members also ask what-if and simulate, admins also approve plans."""
+Role = Literal["viewer", "member", "operator", "admin"]
+"""Viewers look, members also ask what-if and simulate, operators also change fleets and approve plans."""
+EVENTS = "text/event-stream"
 _RANK = {role: rank for rank, role in enumerate(get_args(Role))}
 
 
@@ -116,12 +118,20 @@ Endpoint = Callable[[PlanningService, PlannerRequest], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class PlannerRoute:
-    """A method and a path ("/atoll/v1/fleets/{name}"), the least role that may ask, and what answers."""
+    """A method and a path ("/atoll/v1/fleets/{name}"), the least role that may ask, and what answers.
+
+    `takes` is what its body is read as (None: it has none, or one that is no JSON), `query` the names that
+    its query may have, `makes` the content types of its answers.
+    """
 
     method: str
     path: str
     role: Role
     endpoint: Endpoint
+    summary: str
+    takes: type[Frozen] | None = None
+    query: tuple[str, ...] = ()
+    makes: tuple[str, ...] = ("application/json",)
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -155,7 +165,7 @@ def find_route(
             if _RANK[role] < _RANK[route.role]:
                 raise ApiError(
                     403,
-                    f"{'an' if route.role == 'admin' else 'a'} {route.role} may do this, not a {role}",
+                    f"{'an' if route.role[0] in 'ao' else 'a'} {route.role} may do this, not a {role}",
                     kind="permission_error",
                     code="role_forbids",
                 )
@@ -170,7 +180,7 @@ def read_role(headers: dict[bytes, bytes]) -> Role:
     for role in get_args(Role):
         if said == role:
             return role  # type: ignore[no-any-return]
-    raise ApiError(400, "x-atoll-role is viewer, member or admin", param="x-atoll-role")
+    raise ApiError(400, "x-atoll-role is viewer, member, operator or admin", param="x-atoll-role")
 
 
 def read_query(query: bytes) -> dict[str, str]:

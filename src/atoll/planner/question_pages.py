@@ -13,6 +13,7 @@ from atoll.planner.dials import describe_dials
 from atoll.planner.jobs import stream_job
 from atoll.planner.plan_simulation import SimulateAsk, find_simulation
 from atoll.planner.planner_service import (
+    EVENTS,
     PlannerRequest,
     PlannerRoute,
     PlanningService,
@@ -135,11 +136,27 @@ def _place(planner: PlanningService, ask: FleetAsk) -> AskedFleet:
 
 
 ROUTES = (
-    PlannerRoute("GET", "/atoll/v1/fleets/{name}/dials", "viewer", show_dials),
-    PlannerRoute("POST", "/atoll/v1/whatif", "member", ask_whatif),
-    PlannerRoute("GET", "/atoll/v1/traces", "viewer", show_traces),
-    PlannerRoute("POST", "/atoll/v1/traces", "member", take_trace),
-    PlannerRoute("DELETE", "/atoll/v1/traces/{id}", "member", delete_trace),
-    PlannerRoute("POST", "/atoll/v1/simulate", "member", ask_simulation),
-    PlannerRoute("GET", "/atoll/v1/reports/{id}", "viewer", show_report),
+    PlannerRoute(
+        *("GET", "/atoll/v1/fleets/{name}/dials", "viewer", show_dials),
+        "What a what-if can turn",
+    ),
+    PlannerRoute(
+        *("POST", "/atoll/v1/whatif", "member", ask_whatif),
+        "A fleet as it is and as it would be: `progress`, then `result` or `error`",
+        takes=WhatIfAsk,
+        makes=(EVENTS,),
+    ),
+    PlannerRoute("GET", "/atoll/v1/traces", "viewer", show_traces, "All traces"),
+    PlannerRoute("POST", "/atoll/v1/traces", "member", take_trace, "Upload a trace"),
+    PlannerRoute("DELETE", "/atoll/v1/traces/{id}", "member", delete_trace, "Delete a trace"),
+    PlannerRoute(
+        *("POST", "/atoll/v1/simulate", "member", ask_simulation),
+        "What a trace would see of a fleet: `progress`, then `result` or `error`",
+        takes=SimulateAsk,
+        makes=(EVENTS,),
+    ),
+    PlannerRoute(
+        *("GET", "/atoll/v1/reports/{id}", "viewer", show_report, "A report as a page"),
+        makes=("text/html",),
+    ),
 )

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from atoll.core.errors import InputError
 from atoll.core.files import parse_yaml, read_text_limited
@@ -18,11 +15,9 @@ from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.files.fleet_schema import FleetSpec
 from atoll.plan.files.read import is_problem_data, read_problem
 from atoll.plan.problem import Problem
+from atoll.planner.fleet_edit import MAX_LETTERS, FleetEdit, edit_text
+from atoll.planner.yaml_text import write_yaml
 
-MAX_LETTERS = 1_000_000
-"""Of a fleet file that somebody sends."""
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./@%-]*")
-_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf"))
 _BUILT_IN_CLASSES = "multimodal"
 
 
@@ -30,11 +25,13 @@ _BUILT_IN_CLASSES = "multimodal"
 class WrittenFleet:
     """A fleet: its problem, and its file as plain data where a file that stands alone can be written of it.
 
-    `data` is None for a problem.json, and for a fleet file that needs others beside it.
+    `data` is None for a problem.json, and for a fleet file that needs others beside it. `written` is the file
+    as it is to be written, where it is not for the data alone to say.
     """
 
     problem: Problem
     data: dict[str, Any] | None = None
+    written: str | None = None
 
     @property
     def file(self) -> FleetSpec:
@@ -44,6 +41,8 @@ class WrittenFleet:
     @property
     def text(self) -> str:
         """A file that reads as this fleet."""
+        if self.written is not None:
+            return self.written
         return write_yaml(self.data) if self.data is not None else _write_problem(self.problem)
 
     @property
@@ -55,12 +54,37 @@ class WrittenFleet:
 def read_source(path: str | os.PathLike[str]) -> WrittenFleet:
     """Read a fleet file or a problem.json."""
     problem = read_problem(path)
-    if Path(path).suffix.lower() == ".json":
-        data = json.loads(read_text_limited(path))
-        if isinstance(data, dict) and is_problem_data(data):
-            return WrittenFleet(problem)
-    data = parse_yaml(read_text_limited(path), path=path).data
+    text = read_text_limited(path)
+    if is_problem_text(path, text):
+        return WrittenFleet(problem)
+    data = parse_yaml(text, path=path).data
     return WrittenFleet(problem, _standing_alone(data, problem))
+
+
+def read_edited(path: str | os.PathLike[str], edit: FleetEdit) -> WrittenFleet:
+    """Read a fleet file as it would be with an edit made; its text stays as near to the file as may be."""
+    text = read_text_limited(path)
+    if is_problem_text(path, text):
+        raise InputError(
+            "this fleet has no file that can be edited",
+            field="edit",
+            hint="it was brought up from a problem.json",
+        )
+    changed = edit_text(text, edit)
+    data = parse_yaml(changed, path=Path(path).name).data
+    if isinstance(data, dict):
+        known = parse_yaml(text, path=Path(path).name).data
+        refuse_other_files(data, known if isinstance(known, dict) else {})
+    problem = parse_fleet(changed, path=path, environ=os.environ)
+    return WrittenFleet(problem, _standing_alone(data, problem), changed)
+
+
+def is_problem_text(path: str | os.PathLike[str], text: str) -> bool:
+    """Whether the file of a path, with this text, is a problem.json."""
+    if Path(path).suffix.lower() != ".json":
+        return False
+    data = json.loads(text)
+    return isinstance(data, dict) and is_problem_data(data)
 
 
 def read_sent(text: str) -> WrittenFleet:
@@ -69,12 +93,7 @@ def read_sent(text: str) -> WrittenFleet:
         raise InputError(f"more than {MAX_LETTERS:,} letters", field="file", hint="send less")
     data = parse_yaml(text, path="fleet.yaml").data
     if isinstance(data, dict):
-        for place in _other_files(data):
-            raise InputError(
-                "a file that is sent cannot name another one",
-                field=f"file.{place}",
-                hint="put its content there",
-            )
+        refuse_other_files(data, {})
     problem = parse_fleet(text)
     return WrittenFleet(problem, _standing_alone(data, problem))
 
@@ -99,49 +118,42 @@ def _standing_alone(data: object, problem: Problem) -> dict[str, Any] | None:
         return None
     if isinstance(facts, Mapping):
         found["catalog"] = problem.overlays[0]
-    return None if list(_other_files(found)) else found
+    return None if find_other_files(found) else found
 
 
-def _other_files(data: Mapping[str, Any]) -> list[str]:
-    """Return the places of a fleet file that name other files."""
-    places = [name for name in ("catalog", "running") if isinstance(data.get(name), str)]
+def refuse_other_files(sent: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse a fleet file that somebody sent if it names other files than the one that it replaces.
+
+    Whoever may change a fleet may not have any file of this machine read.
+    """
+    named = find_other_files(known)
+    for place, path in find_other_files(sent).items():
+        if named.get(place) != path:
+            raise InputError(
+                "a file that is sent cannot name another one",
+                field=f"file.{place}",
+                hint="put its content there",
+            )
+
+
+def find_other_files(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return the other files that a fleet file names, by the places where it does."""
+    found = {name: data.get(name) for name in ("catalog", "running")}
     facts, cluster = data.get("catalog"), data.get("cluster")
     key = "services" if "services" in data else "models"
     services = data.get(key)
-    if isinstance(cluster, dict) and isinstance(cluster.get("profiles"), str):
-        places.append("cluster.profiles")
+    if isinstance(cluster, dict):
+        found["cluster.profiles"] = cluster.get("profiles")
     for name, entry in services.items() if isinstance(services, dict) else ():
         named = entry.get("classes") if isinstance(entry, dict) else None
-        if isinstance(named, str) and named != _BUILT_IN_CLASSES:
-            places.append(f"{key}.{name}.classes")
+        if named != _BUILT_IN_CLASSES:
+            found[f"{key}.{name}.classes"] = named
     described = facts.get("models") if isinstance(facts, dict) else None
     for name, entry in described.items() if isinstance(described, dict) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("hf_config"), str):
-            places.append(f"catalog.models.{name}.hf_config")
-    return places
+        if isinstance(entry, dict):
+            found[f"catalog.models.{name}.hf_config"] = entry.get("hf_config")
+    return {place: named for place, named in found.items() if isinstance(named, str)}
 
 
 def _write_problem(problem: Problem) -> str:
     return problem.to_json(indent=1) + "\n"
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes YAML that reads the same by the 1.1 and the 1.2 schema: text is quoted unless it is a name."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        """Write equal values as often as they are there."""
-        del data
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    bare = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if bare else '"')
-
-
-_Dumper.add_representer(str, _represent_text)
-
-
-def write_yaml(data: object) -> str:
-    """Return plain data as the text of a YAML file."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

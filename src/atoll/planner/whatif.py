@@ -18,8 +18,14 @@ from atoll.plan.plan_diff import ChangedInstance
 from atoll.plan.problem import Problem
 from atoll.plan.proof import proof_of
 from atoll.planner.change import DialChange, apply_change
+from atoll.planner.fleet_edit import MAX_LETTERS, FleetEdit
 from atoll.planner.plan_drawing import draw_plan
-from atoll.planner.source import MAX_LETTERS, WrittenFleet, read_sent, read_source
+from atoll.planner.source import (
+    WrittenFleet,
+    read_edited,
+    read_sent,
+    read_source,
+)
 from atoll.planner.worker import Report, Said
 from atoll.prove.headroom import Tell, short_services
 from atoll.prove.quick_plan import QuickPlan, plan_exactly, plan_quickly, simulate_demand
@@ -50,16 +56,32 @@ class WhatIfAsk(FleetAsk, DialChange):
     """Question of a what-if: a change of a fleet, and how long it is simulated, in seconds.
 
     Plans come soon, from little work, or are those that `atoll plan` would make (`exact`), with their bound.
+
+    `edit` is made first, and only of a fleet that the planner knows by name: a file is sent as it is to be.
     """
 
+    edit: FleetEdit | None = None
     simulate_s: Annotated[float, Field(strict=True, ge=10, le=1800)] = 120.0
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31)] = 0
     exact: bool = False
 
     @property
     def change(self) -> DialChange:
-        """The change asked about."""
+        """The turn of dials that is asked about."""
         return DialChange(**{name: getattr(self, name) for name in DialChange.model_fields})
+
+    def describe(self) -> str:
+        """Return what is asked about in a few words, for people."""
+        if self.edit is None:
+            return self.change.describe()
+        turned = "" if self.change.is_none else f"; {self.change.describe()}"
+        return self.edit.describe() + turned
+
+    def check(self) -> None:
+        """Refuse to be asked about no fleet, about two, or about an edit of a file that is sent."""
+        super().check()
+        if self.edit is not None and self.fleet is None:
+            raise InputError("a file is sent as it is to be", field="edit", hint="give 'fleet'")
 
 
 class AskedFleet(Frozen):
@@ -75,6 +97,11 @@ class AskedFleet(Frozen):
     def read(self) -> WrittenFleet:
         """Read the fleet."""
         return read_source(self.path) if self.path is not None else read_sent(self.text or "")
+
+    def read_edited(self, edit: FleetEdit) -> WrittenFleet:
+        """Read the fleet as it is with an edit made."""
+        assert self.path is not None
+        return read_edited(self.path, edit)
 
     def read_plan(self, problem: Problem) -> FleetPlan | None:
         """Read the plan in force; None where there is none, or one that serves other services."""
@@ -114,7 +141,8 @@ def find_whatif(arguments: Said, report: Report) -> Said:
     began_s = time.monotonic()
     place, ask = AskedFleet.parse(arguments["place"]), WhatIfAsk.parse(arguments["ask"])
     source = place.read()
-    changed = apply_change(source, ask.change)
+    edited = source if ask.edit is None else place.read_edited(ask.edit)
+    changed = apply_change(edited, ask.change)
 
     def tell(when: str, share: float) -> Tell:
         return lambda text: report({"text": f"{when}: {text}", "share": share})
@@ -129,7 +157,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
         "now": _draw(now),
         "then": _draw(then),
         "diff": _draw_diff(now.plan, then.plan),
-        "change": ask.change.describe(),
+        "change": ask.describe(),
         "verdict": judge(now, then),
         "notes": list(_notes(now, then)),
         "fleet_file": changed.text,

@@ -111,6 +111,22 @@ def keep_graph_promises(problem: Problem, request: PlanRequest) -> Plan:
     return _GraphProver(problem, request).run()
 
 
+class SizedExecutors(NamedTuple):
+    """A plan that keeps its promises, and by what simulation found that executors are to be slowed down.
+
+    By service, parts and kind of node; "*" stands for kinds that no plan on the way had.
+    """
+
+    plan: Plan
+    slowdown: Mapping[Executors, float]
+
+
+def size_executors(problem: Problem, request: PlanRequest) -> SizedExecutors:
+    """Return the plan of `keep_graph_promises`, with what was found on the way to it."""
+    prover = _GraphProver(problem, request)
+    return SizedExecutors(prover.run(), prover.slowdowns())
+
+
 class _Enough(NamedTuple):
     """A plan that keeps its promises, what it keeps, and how slow executors are taken to be.
 
@@ -452,7 +468,7 @@ class _GraphProver:
         """
         if self.until.left <= self.plan_s:
             raise SimulationCutShortError("no time is left to plan again")
-        slow = self._slowdowns()
+        slow = self.slowdowns()
         likely, known = frozenset(self.likely), self._known(problem, slow)
         effort = replace(self.effort, slowdown=slow, likely=likely, known=known)
         if fine:
@@ -470,7 +486,7 @@ class _GraphProver:
             self._planned.append(_Planned(problem, slow, plan))
         return plan
 
-    def _slowdowns(self) -> dict[Executors, float]:
+    def slowdowns(self) -> dict[Executors, float]:
         """By how much executors are slowed down; kinds that no plan has used ("*") by a guess."""
         slow = dict(self.slow)
         for (service, parts, _), factor in self.slow.items():
@@ -483,7 +499,7 @@ class _GraphProver:
         """Whether no plan with executors as slow as was found costs much less than one that is enough."""
         if good is None:
             return False
-        easier = self._easier(problem, self._slowdowns())
+        easier = self._easier(problem, self.slowdowns())
         least = max((one.plan.bound or 0.0 for one in easier), default=0.0)
         return least >= (1.0 - _FINE_GAP) * (good.plan.objective or 0.0)
 

@@ -39,7 +39,7 @@ MODULES_OF: Mapping[Family, tuple[str, ...]] = {
 }
 """Modules with entries that a first plan needs, by the family of its problem."""
 MODULES = (*_RENT, _SIMULATOR, _TASKS, *_PLACE)
-"""All of them. Heuristics of GH/AGH's problem (`solve.joint`) are compiled when they first run."""
+"""All of them. The baselines GH and AGH (`solve.joint`) are compiled when they first run."""
 
 Progress = Callable[[int, int, str], None]
 """Called with the entries compiled so far, how many there are to compile, and what comes next."""

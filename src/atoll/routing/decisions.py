@@ -156,6 +156,33 @@ def least_loaded(
     return best
 
 
+def least_charged(
+    first: Ints,
+    target: Ints,
+    weight: Floats,
+    charge: Floats,
+    vertex: int,
+    closed: Flags,
+    tokens: float,
+) -> int:
+    """Return the open edge that with `tokens` more has the least charged for its flow; the first of equals.
+
+    Plain interleaved weighted round robin, as Helix's runtime has it: `charge[e]` is the tokens sent over e
+    so far, prompts and answers, over its weight. The caller charges; nothing moves here, and nothing is
+    known of what lies beyond the next hop.
+    """
+    best = -1
+    min_charge = 0.0
+    for e in range(first[vertex], first[vertex + 1]):
+        if weight[e] <= 0.0 or closed[target[e]]:
+            continue
+        after = charge[e] + tokens / weight[e]
+        if best < 0 or after < min_charge:
+            best = e
+            min_charge = after
+    return best
+
+
 def by_throughput(
     first: Ints,
     target: Ints,

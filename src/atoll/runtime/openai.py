@@ -82,6 +82,24 @@ Modalities = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_le
 Voice = Annotated[str, Meta(min_length=1, max_length=128)]
 Short = Annotated[str, Meta(max_length=128)] | None
 
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "integer", "null"]},
+            },
+        }
+    },
+}
+"""Shape of an error, as JSON schema."""
+
 
 class ApiError(Exception):
     """A request that is answered with an error, in OpenAI's shape."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from atoll.sim.heap import append, hold, prompt_list, push, token_list, wait_way
-from atoll.sim.link_traffic import front_seconds, move_cache, post, share_at, unbook
+from atoll.sim.link_traffic import charge, front_seconds, move_cache, post, share_at, unbook
 from atoll.sim.reuse import leave_blocks
 from atoll.sim.sim_arrays import (
     ANSWERS,
@@ -255,6 +255,8 @@ def next_pass(z: Sim, r: int, now: float) -> None:
     c.context += 1
     c.charged = 0
     c.hop = 0
+    if z.run[0].plain:
+        charge(z, r, c.part, 1.0)
     post(z, now, z.way[r, c.part * z.run[0].path], r, 1)
 
 

@@ -187,7 +187,49 @@ def instance_open(z: Sim, i: int, need: float) -> bool:
             fetches and vertex.item >= 0 and z.unit[vertex.item].used + need > vertex.room
         ):
             vertex.masked = True
+    if z.run[0].plain:
+        return next_open(z, i)
     return close(z, i)
+
+
+@kernel
+def next_open(z: Sim, i: int) -> bool:
+    """Close what is masked in instance i and no more; return whether any first hop is open."""
+    low, high = z.graph[i].vertex, z.graph[i + 1].vertex
+    base = z.graph[i].edge
+    for v in range(low, high):
+        z.vertex[v].closed = z.vertex[v].masked
+    # As in `close`, `first` is shifted by one entry for every graph before.
+    for e in range(base + z.first[low + i], base + z.first[low + i + 1]):
+        if z.edge[e].weight > 0.0 and not z.vertex[low + z.edge[e].target].closed:
+            return True
+    return False
+
+
+@kernel
+def plain_hop(z: Sim, g: int, vertex: int, tokens: float) -> int:
+    """Return the edge that a router without look-ahead takes from a vertex of graph g, -1: a dead end."""
+    low, high = z.graph[g].vertex, z.graph[g + 1].vertex
+    edge, stop = z.graph[g].edge, z.graph[g + 1].edge
+    found = compiled.least_charged(
+        z.first[low + g : high + g + 1],
+        z.edge["target"][edge:stop],
+        z.edge["weight"][edge:stop],
+        z.edge["credit"][edge:stop],
+        vertex,
+        z.vertex["closed"][low:high],
+        tokens,
+    )
+    return edge + found if found >= 0 else -1
+
+
+@kernel
+def charge(z: Sim, r: int, part: int, tokens: float) -> None:
+    """Charge the edges of a request's pipeline with tokens, for a router that goes by them."""
+    begin = part * z.run[0].path
+    for k in range(z.leg[r, part].hops + 1):
+        edge = z.edge[z.way[r, begin + k]]
+        edge.credit += tokens / edge.weight
 
 
 @kernel
@@ -293,20 +335,25 @@ def route(z: Sim, r: int, part: int) -> bool:
     sink = z.graph[i + 1].vertex - low - 1
     begin = part * z.run[0].path
     vertex, hops, reached = 0, 0, 0
-    # What leads nowhere is closed by now: every hop finds an edge.
+    # With look-ahead what leads nowhere is closed by now, and every hop finds an edge.
     while True:
-        e = hop(z, i, vertex)
+        e = plain_hop(z, i, vertex, float(c.target)) if z.run[0].plain else hop(z, i, vertex)
+        if e < 0:
+            return False
         z.way[r, begin + hops] = e
         vertex = z.edge[e].target
         if vertex == sink:
             break
-        u = z.edge[e].reach
-        # A unit is counted with the layers that those before it have not done.
-        z.vertex[low + vertex].booked += need * share_at(z, u, reached)
-        reached = z.unit[u].end
         hops += 1
+    for k in range(hops):
+        u = z.edge[z.way[r, begin + k]].reach
+        # A unit is counted with the layers that those before it have not done.
+        z.vertex[z.unit[u].vertex].booked += need * share_at(z, u, reached)
+        reached = z.unit[u].end
     c.instance = i
     z.leg[r, part].hops = hops
+    if z.run[0].plain:
+        charge(z, r, part, float(c.target))
     z.leg[r, part].need = need
     z.instance[i].holds += 1
     count(z, r, part, 1.0)

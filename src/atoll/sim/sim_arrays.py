@@ -75,7 +75,7 @@ RUN = make_record(
     # Totals.
     " finished lost rejected retries",
     f8="high_water smoothing feed_delay_s feed_mark until_s from_s bin_s startup_s clock_s",
-    flag="actual single paired",
+    flag="actual single paired plain",
 )
 UNIT = make_record(
     # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time,

@@ -202,6 +202,7 @@ def _run(
         "startup_s": options.startup_s,
         "actual": options.known_outputs,
         "single": options.single_messages,
+        "plain": options.router == "plain",
         "paired": sites.paired,
     }
     run = np.zeros(1, a.RUN)

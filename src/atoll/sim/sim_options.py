@@ -12,6 +12,7 @@ from atoll.engines.limits import BOOKED_SHARE
 from atoll.engines.table import find_engine
 from atoll.perf.constants import ConstantTable
 from atoll.plan.plan import Plan
+from atoll.plan.problem import Router
 from atoll.routing.decisions import BY_ARRIVAL, BY_LENGTH, BY_SLACK, PROMPT_ORDER
 
 Batching = Literal["engine", "best-effort"]
@@ -86,7 +87,9 @@ LLM = "llm"
 class SimOptions:
     """How to simulate.
 
-    `policy` chooses instances and pipelines (see `routing.policies`). With `batching` "engine" a step takes
+    `policy` chooses instances and pipelines (see `routing.policies`). With `router` "plain" ways through an
+    instance are chosen hop by hop by the plan's flows alone (`decisions.least_charged`), as a runtime does
+    that does not look ahead: what ends before a full node found no way. With `batching` "engine" a step takes
     all running sequences and prompts up to `token_budget` tokens (None: 2,048, or the engine's own limit
     where only prompts run), cut to fit, and with `pacing` "paced" pipelines have as many batches of tokens
     under way as is best (`routing.pacing`), "free" as many as arise; "best-effort" takes whole prompts and
@@ -121,6 +124,7 @@ class SimOptions:
 
     seed: int = 0
     policy: str = "iwrr"
+    router: Router = "atoll"
     batching: Batching = "engine"
     token_budget: int | None = None
     max_sequences: int | None = None

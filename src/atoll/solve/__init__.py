@@ -12,7 +12,7 @@ templates/  every useful layout of a role over unlike nodes, exactly
 rent/       the cheapest instances of templates on offer, with a proven bound; baselines
 place/      layers on machines that are there, network and all; baselines
 graph/      components of any-to-any models on executors
-joint/      the joint problem of GH and AGH, to be compared with
+joint/      GH and AGH, baselines that choose models and machines
 weighted    energy and carbon beside rent
 explain/    what binds, what loosening it is worth, what would repair a plan
 simplicity  pieces of a plan, and how long requests wait beside them

@@ -13,7 +13,7 @@ from atoll.plan.problem import Problem
 from atoll.plan.validate.violation import InvalidPlanError
 from atoll.solve.deadline import Deadline
 from atoll.solve.explain.plan_explanation import served_share
-from atoll.solve.family import baselines
+from atoll.solve.family import family_of
 from atoll.solve.plan_request import PlanRequest
 
 _ROUNDING = 1e-6
@@ -52,14 +52,21 @@ def compare_solvers(
     request = request or PlanRequest()
     catalog, left = request.catalog_for(problem), Deadline(request.deadline_s)
     # What a rule would rent for the same promises, its instances carrying what the plan's do.
-    problem, derating = sized_like(plan, problem.settled(plan.mixes), catalog)
+    whole = problem
+    problem, derating = sized_like(plan, whole.settled(plan.mixes), catalog)
+    if derating is not None and derating.priors:
+        # Models that the plan does not use carry what its own do on average.
+        derating = replace(derating, default=sum(derating.priors.values()) / len(derating.priors))
+    if problem.settings is not whole.settings:
+        whole = whole.replace(settings=problem.settings)
     effort = request.effort if derating is None else replace(request.effort, derating=derating)
     if plan.promises and problem.family == "graph":
         from atoll.solve.graph.room import slowdown_of
 
         # Executors of a rule are given the room that those of the plan have, on average.
         effort = replace(effort, slowdown=slowdown_of(plan, problem, catalog))
-    names = [name for name in baselines(problem) if name != plan.solver]
+    family = family_of(problem)
+    names = [name for name in family.baselines if name != plan.solver]
     for tried, name in enumerate(names):
         if left.passed:
             return
@@ -68,14 +75,14 @@ def compare_solvers(
             request, solver=name, effort=effort, deadline_s=seconds, catalog=catalog, stats=None
         )
         try:
-            other = solve(problem, asked)
+            other = solve(whole if name in family.choosers else problem, asked)
         except InvalidPlanError as error:
             # Baselines know no limits of the whole; the validator says which they break.
             rules = dict.fromkeys(str(violation.rule) for violation in error.violations)
             yield Compared(solver=name, broken=tuple(rules))
         else:
             refuse_cheaper(other, plan, problem)
-            yield compare(other, plan, problem)
+            yield compare(other, plan, problem, whole.settled(other.mixes) if other.mixes else None)
 
 
 def refuse_cheaper(other: Plan, plan: Plan, problem: Problem) -> None:
@@ -92,9 +99,10 @@ def refuse_cheaper(other: Plan, plan: Plan, problem: Problem) -> None:
         )
 
 
-def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:
-    """Return another plan's figures beside those of `plan`."""
-    served, own = served_share(other, problem), served_share(plan, problem)
+def compare(other: Plan, plan: Plan, problem: Problem, others: Problem | None = None) -> Compared:
+    """Return another plan's figures beside those of `plan`; `others` is its problem, should it differ."""
+    asked = problem if others is None else others
+    served, own = served_share(other, asked), served_share(plan, problem)
     same = abs(served - own) <= 1e-3 and plan.usd_per_hour > 0
     return Compared(
         solver=other.solver,
@@ -102,7 +110,7 @@ def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:
         usd_per_hour=other.usd_per_hour,
         nodes=other.nodes,
         served=served,
-        served_mean=served_share(other, problem, mean=True),
+        served_mean=served_share(other, asked, mean=True),
         ratio=other.usd_per_hour / plan.usd_per_hour if same else None,
         tokens_per_s=None if other.goal == "cost" else other.objective,
         hops=max((instance.stages for instance in other.instances), default=0),

@@ -88,7 +88,8 @@ class Derating:
         """Return libraries whose capacities are scaled by the largest prior of each role."""
         roles = {}
         for role, library in libraries.roles.items():
-            share = max((x for (name, _), x in self.priors.items() if name == role), default=1.0)
+            known = (share for (name, _), share in self.priors.items() if name == role)
+            share = max(known, default=self.default)
             roles[role] = library.scaled(share)
         return replace(libraries, roles=roles)
 

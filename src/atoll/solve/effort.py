@@ -126,6 +126,12 @@ class Effort:
                 field="effort",
             )
 
+    def slowdown_of(self, service: str, parts: str, kind: str) -> float:
+        """How many times as long executors of these parts take on a kind of node as the model says."""
+        # What was found for the kind, else for the parts on any kind, else nothing.
+        others = self.slowdown.get((service, parts, "*"), 1.0)
+        return self.slowdown.get((service, parts, kind), others)
+
     def refuse_cluster_options(self) -> None:
         """Raise UsageError where something is set that only fixed clusters know."""
         options = {

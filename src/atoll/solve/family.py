@@ -34,8 +34,9 @@ class SolverFamily:
 
     `solve` returns the plan of the request's solver, not yet checked; its status is "infeasible", with
     reasons, where there is none. `quick` are solvers that answer at once, within all limits: they are tried
-    first when a deadline has come. `count_templates` says by role how many templates there are, of how many
-    sets of nodes. `failure` says of a problem's name that there is no plan, `hint` what to do then.
+    first when a deadline has come. `choosers` are baselines that choose between models themselves.
+    `count_templates` says by role how many templates there are, of how many sets of nodes. `failure` says of
+    a problem's name that there is no plan, `hint` what to do then.
     """
 
     names: tuple[str, ...]
@@ -45,6 +46,7 @@ class SolverFamily:
     failure: str
     hint: str
     quick: tuple[str, ...] = ()
+    choosers: tuple[str, ...] = ()
 
 
 def family_of(problem: Problem) -> SolverFamily:

@@ -16,6 +16,10 @@ Total = Annotated[float, Field(ge=0)]
 Counted = Annotated[int, Field(ge=0)]
 
 
+MAX_KINDS = 64
+"""More than there are ways to put together what a request may bring and want."""
+
+
 class _Said(Frozen):
     model_config = ConfigDict(extra="ignore")
 
@@ -27,6 +31,7 @@ class WindowSums(_Said):
     prompt (`input`) and answer (`output`) lengths in tokens and of their squares. Of the `judged` ones, all
     that ended and had a promise, `kept` kept it. Of the measured ones `firsts` were streams, with the sum of
     their seconds to the first token; of their further tokens, `rest_tokens`, there is the sum of seconds.
+    `kinds` are those of the arrivals that are not text for text, by what they bring and want ("text+image").
     """
 
     seconds: float = Field(gt=0)
@@ -42,6 +47,9 @@ class WindowSums(_Said):
     first_sum_s: Total = 0.0
     rest_tokens: Counted = 0
     rest_sum_s: Total = 0.0
+    kinds: dict[str, Counted] = Field(default_factory=dict, max_length=MAX_KINDS)
+
+    _without_blanks = without_blanks("kinds")
 
 
 class GroupSums(_Said):

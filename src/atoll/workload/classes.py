@@ -8,6 +8,7 @@ text comes with everything.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,6 +19,8 @@ from atoll.core.frozen import Frozen, without_blanks
 from atoll.workload.lengths import LengthMix
 
 Modality = Literal["text", "image", "video", "audio"]
+Brought = tuple[tuple[Modality, ...], tuple[Modality, ...]]
+"""Modalities that a request brings and wants, in the order of `parse_class_name`."""
 INPUTS: tuple[Modality, ...] = ("text", "image", "video", "audio")
 OUTPUTS: tuple[Modality, ...] = ("text", "audio", "image")
 MAX_PIXELS = 16_384
@@ -174,6 +177,30 @@ def parse_class_name(name: str) -> tuple[tuple[Modality, ...], tuple[Modality, .
         tuple(m for m in INPUTS if m in brings),
         tuple(m for m in OUTPUTS if m in wants),
     )
+
+
+def write_class_name(brings: Sequence[Modality], wants: Sequence[Modality]) -> str:
+    """Return a class name that says what requests bring and want.
+
+    >>> write_class_name(("text", "audio"), ("text", "audio"))
+    'text+audio -> text+audio'
+    """
+    given = "+".join(brings)
+    return given if tuple(wants) == ("text",) else f"{given} -> {'+'.join(wants)}"
+
+
+def match_class(brought: Brought, known: Iterable[Brought]) -> Brought | None:
+    """Return what requests of the class bring and want that one belongs to, None where none will do.
+
+    It is the class that brings and wants the same, else the smallest that has all of it.
+    """
+    wide = [
+        klass
+        for klass in known
+        if set(brought[0]) <= set(klass[0]) and set(brought[1]) <= set(klass[1])
+    ]
+    # The smallest that fits; of several always the same one.
+    return min(wide, key=lambda klass: (len(klass[0]) + len(klass[1]), klass), default=None)
 
 
 def _refuse(message: str, hint: str | None) -> PydanticCustomError:

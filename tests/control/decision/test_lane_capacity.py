@@ -65,8 +65,8 @@ def test_one_more_never_carries_less_and_leaves_as_it_came(
     load = CarriedLoad(PROBLEM, frozenset({"look"}), here)
     before = load.lanes()["look"]
     load.add(one)
-    assert load.lanes()["look"] >= before - 1e-9
-    assert load.without(one)["look"] == pytest.approx(before, abs=1e-9)
+    assert load.lanes()["look"] >= before - 1e-6
+    assert load.without(one)["look"] == pytest.approx(before, abs=1e-6)
 
 
 def test_paths_name_instances_as_the_fleet_does() -> None:

@@ -20,9 +20,11 @@ from atoll.control.operation.gateways import (
     PooledWindow,
     names_of,
     pool_windows,
+    split_rate,
 )
 from atoll.control.operation.rhythm import RateHistory
 from atoll.core.errors import AtollError
+from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.runtime.pool.routes import RoutesTold
@@ -35,6 +37,7 @@ from atoll.telemetry.traffic_page import (
     WindowSums,
 )
 from atoll.workload.lengths import LengthMix
+from tests.cli.graphs import SMALL
 
 NOW_S = 1_000_000.0
 
@@ -145,11 +148,17 @@ windows = st.builds(
     *([st.integers(0, 10**12).map(float)] * 4),
     counts,
     counts,
+    st.dictionaries(st.sampled_from(["text+image", "text+audio"]), st.floats(0.0, 1e4)).map(
+        lambda kinds: tuple(sorted(kinds.items()))
+    ),
 )
 
 
 def close(one: PooledWindow, other: PooledWindow) -> bool:
-    return astuple(one) == pytest.approx(astuple(other), rel=1e-9)
+    *sums, kinds = astuple(one)
+    *others, kinds_there = astuple(other)
+    same = dict(kinds) == pytest.approx(dict(kinds_there), rel=1e-9)
+    return same and sums == pytest.approx(others, rel=1e-9)
 
 
 @given(windows, windows, windows)
@@ -444,3 +453,29 @@ def test_rhythm_that_cannot_be_kept_is_said_once(tmp_path: Path) -> None:
         assert group.look(step * 600.0).traffic[0].minute.rate_per_s == 1.0
     assert len(said) == 1
     assert "rhythm" in said[0]
+
+
+def test_classes_are_told_apart_by_what_requests_bring() -> None:
+    fleet = parse_fleet(SMALL)
+    (look,) = fleet.services
+    kinds = {"text+image": 2400, "text+image -> text+audio": 1}
+    seen = window(3600).model_copy(update={"kinds": kinds})
+    gates = Gates({url: page({"look": seen}) for url in ("http://a", "http://b")})
+    (traffic,) = gates.group(fleet).look(NOW_S).traffic
+    assert traffic.minute.rate_per_s == pytest.approx(2.0)
+    rates = {one.service: one.hour.rate_per_s for one in traffic.classes}
+    assert sum(rates.values()) == pytest.approx(2.0)
+    assert rates["image+text"] == pytest.approx(2 * 2400 / 3600, abs=1e-3)
+    # What no class has is as all are, and what cannot be read too.
+    assert split_rate(look, 10.0, [("text -> image", 10.0)]) == pytest.approx(
+        {"image+text": 6.0, "text": 4.0}
+    )
+    assert split_rate(look, 10.0, [("nonsense!", 10.0)])["text"] == pytest.approx(4.0)
+
+
+def test_classes_that_bring_the_same_share_by_what_is_written() -> None:
+    text = SMALL.replace("text: {share: 40%", "text (short): {share: 10%")
+    more = "      text (long): {share: 30%, input: 3000, output: 100}\n      image+text"
+    (look,) = parse_fleet(text.replace("      image+text", more)).services
+    found = split_rate(look, 8.0, [("text+image", 4.0)])
+    assert found == pytest.approx({"image+text": 4.0, "text (long)": 3.0, "text (short)": 1.0})

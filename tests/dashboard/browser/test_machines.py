@@ -51,7 +51,7 @@ def test_machines_and_pipelines_are_shown(site: Site, visit: Visit) -> None:
     page.keyboard.press("Enter")
     line.get_by_text("verified by its certificate").wait_for()
     assert line.get_by_role("button").count() == 0
-    assert "is for admins; you are logged in as viewer" in line.inner_text()
+    assert "is for operators; you are logged in as viewer" in line.inner_text()
 
 
 def test_the_filter_leaves_what_fits(site: Site, visit: Visit) -> None:

@@ -46,7 +46,7 @@ def test_a_viewer_asks_for_no_plan(site: Site, visit: Visit) -> None:
 def test_a_change_is_approved_by_an_admin_only(site: Site, visit: Visit) -> None:
     visitor = visit(site, key="atoll-notebook")
     visitor.go("/plan?fleet=lab")
-    visitor.page.get_by_text("An admin can apply or refuse it here").wait_for()
+    visitor.page.get_by_text("An operator can apply or refuse it here").wait_for()
     assert visitor.page.get_by_role("button", name="Apply this change").count() == 0
 
     admin = visit(site)

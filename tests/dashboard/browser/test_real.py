@@ -23,6 +23,7 @@ from atoll.planner.jobs import JobRunner
 from atoll.planner.planner_server import PlannerOptions, PlannerServer
 from atoll.planner.planner_service import PlanningService
 from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.accounts.api_keys import NewKey, Role
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.pool.member import Backend
@@ -43,6 +44,16 @@ class RealSite(SiteOnItsLoop):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
+
+    def make_key(self, role: Role) -> str:
+        """Return a new key of this role."""
+
+        async def make() -> str:
+            text, _ = await self._accounts.database.create_key(NewKey(name=role, role=role))
+            await self._accounts.learn_keys()
+            return text
+
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(60)
 
     def ask(self, key: str) -> int:
         """Ask the model with a key; return the status."""
@@ -95,12 +106,12 @@ class RealSite(SiteOnItsLoop):
         (home.folder / "gateway.log").write_text("gateway starts\n")
         self._planner = PlannerServer(PlanningService((), (home.folder,), JobRunner(1, modules=())))
         asked = await self._planner.start(PlannerOptions(socket=self.folder / "planner.sock"))
-        services = ServiceDirectory(
+        self.services = ServiceDirectory(
             ServiceAddress(self.gateway_url, self.folder / "gateway.sock"),
             ServiceAddress(socket=Path(str(asked.socket))),
         )
         self._links = LoginLinks(self.folder / "links")
-        self._dashboard = Dashboard(DashboardSettings(port=0), services, self._links)
+        self._dashboard = Dashboard(DashboardSettings(port=0), self.services, self._links)
         host, port = await self._dashboard.start()
         self.url = f"http://{host}:{port}"
 

@@ -53,7 +53,7 @@ def test_a_log_is_followed_and_searched(site: Site, visit: Visit) -> None:
     page.get_by_text("paused").wait_for()
 
 
-def test_logs_are_for_admins(site: Site, visit: Visit) -> None:
+def test_logs_are_for_operators(site: Site, visit: Visit) -> None:
     visitor = visit(site, key="atoll-notebook")
     visitor.go("/logs")
-    visitor.page.get_by_text("Logs are for admins").wait_for()
+    visitor.page.get_by_text("Logs are for operators").wait_for()

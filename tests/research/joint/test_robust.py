@@ -8,9 +8,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from atoll.solve.joint.exchange.exchange import exchange
 from atoll.solve.joint.joint_check import violations
 from atoll.solve.joint.joint_problem import JointAnswer, JointProblem, cost_of
+from research.joint.exchange.exchange import exchange
 from research.joint.paper_instances import paper_instance
 from research.joint.robust import Uncertainty, plan_robustly
 from research.joint.stage2 import draw_scenarios, evaluate, reroute

@@ -166,7 +166,7 @@ def test_what_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.delenv("ATOLL_FABRIC", raising=False)
-    assert run(["gateway", *arguments]) != 0
+    assert run(["gateway", *arguments, "--port", "0"]) != 0
     errors = capsys.readouterr().err
     assert said in errors
     assert len(errors.strip().splitlines()) == 1

@@ -59,6 +59,20 @@ def test_step_that_is_not_over_counts_with_its_time() -> None:
     assert (read.seconds, read.arrivals) == (64.0, 60)
 
 
+def test_arrivals_are_told_apart_by_what_they_bring_and_want() -> None:
+    tally = ModelTally(0.0)
+    for second in range(1200):
+        tally.arrive(float(second), "text+image" if second % 4 == 0 else "")
+    tally.refuse(1199.5, "text -> text+audio")
+    read = tally.read(1200.0, 0.0)
+    assert read.minute.kinds == {"text+image": 15, "text -> text+audio": 1}
+    assert read.five_minutes.kinds == {"text+image": 75, "text -> text+audio": 1}
+    assert read.hour.kinds["text+image"] == 300
+    # What is over is forgotten, and older controllers see nothing new of a model of text.
+    assert tally.read(8000.0, 0.0).hour.kinds == {}
+    assert "kinds" not in tally.read(8000.0, 0.0).to_json()
+
+
 def test_young_gateway_divides_by_what_it_saw() -> None:
     tally = ModelTally(1003.0)
     for _ in range(40):

@@ -85,3 +85,31 @@ def test_sooner_counts_a_little() -> None:
     assert Measured(100.0, 1.0).score > Measured(101.0, 1.3).score
     assert Measured(100.0, 1.0).score < Measured(110.0, 1.3).score
     assert Measured(100.0, 2.0).score == pytest.approx(100.0 / 2.0**0.2)
+
+
+def test_known_placements_are_measured_with_every_flow() -> None:
+    found = refined(lanes(4), known=lanes(11, 3), max_runs=5)
+    assert found.runs == 5
+    assert (found.placement.end[0], found.flows.value) == (11, 2.0)
+
+
+def test_what_is_found_generates_no_less_than_what_is_known() -> None:
+    def sooner_for_less(placement: Placement, carried: Flows) -> Measured:
+        # By its score alone the placement with 4 layers would win by far.
+        known = placement.end[0] == 9
+        return Measured(10.0, 1.0) if known else Measured(9.0, 1e-3)
+
+    own = instance(4, 16, most=12)
+    found = refine(
+        own,
+        lanes(4),
+        (usual,),
+        sooner_for_less,
+        quick=lambda start, end: 1.0,
+        deadline=Deadline(LONG),
+        random=np.random.default_rng(3),
+        known=lanes(9),
+        max_runs=30,
+    )
+    assert found.placement.end[0] == 9
+    assert found.value.tokens_per_s == 10.0

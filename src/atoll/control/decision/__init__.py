@@ -9,6 +9,7 @@ Start reading at `control_view` (everything `decide` is given), then `decide`.
     path              the next safe step from what stands to the plan in force
     backoff           failed starts: wait longer each time, set hosts aside
     lane_capacity, machine_pool, route_weights, instance_names   the arithmetic these use
+    executor_capacity what executors of any-to-any services carry of a mix of classes
 
-May import `plan`, `core` and the types of `deploy.target`.
+May import `plan`, `core`, the types of `deploy.target`, and `solve.lp` where a linear program is solved.
 """

@@ -7,14 +7,22 @@ by whoever observes (targets, gateways, price lists), a `Memory` is what `decide
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pydantic import Field
 
 from atoll.core.frozen import Frozen
 from atoll.deploy.target import InstanceStatus
-from atoll.plan.plan import Instance, NotNegative, OfferKey, Plan, Route, Share
+from atoll.plan.plan import (
+    Instance,
+    NotNegative,
+    OfferKey,
+    Plan,
+    RequestPath,
+    Route,
+    Share,
+)
 from atoll.plan.problem import Lengths, Offer, Positive, Problem, Service
 from atoll.plan.startup import StartupTimes
 
@@ -35,6 +43,7 @@ class TrafficSeen:
 
     `profile` are its usual rates over `period_s` (a day or a week) in equal slots, the first of which begins
     at Unix time 0 modulo the period; only their ratios count, and an empty one says that no rhythm is known.
+    `classes` are the same of each class of an any-to-any service, under the name of the class.
     """
 
     service: str
@@ -43,6 +52,7 @@ class TrafficSeen:
     hour: TrafficWindow
     profile: tuple[float, ...] = ()
     period_s: float = DAY_S
+    classes: tuple[TrafficSeen, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,7 @@ class ForecastState:
     `errors` are logarithms of what came over what was predicted, the latest last. `recent` are the latest
     demands (time, requests/s) that were planned for or could have been: capacity goes down only to the
     highest of them. `planned_per_s` is the rate planned for last. `boost` is by how much more is planned
-    because promises were broken, raised last at `boosted_s`.
+    because promises were broken, raised last at `boosted_s`. `classes` are the same of its classes.
     """
 
     service: str
@@ -147,6 +157,24 @@ class ForecastState:
     planned_per_s: float = 0.0
     boost: float = 1.0
     boosted_s: float | None = None
+    classes: tuple[ForecastState, ...] = ()
+
+
+def name_class(service: str, klass: str) -> str:
+    """Return the name of a class of a service where names are those of services."""
+    return f"{service}/{klass}"
+
+
+Mixes = Mapping[str, Mapping[str, float]]
+"""By any-to-any service and class, which share of the service's requests is of the class."""
+
+
+def list_mixes(problem: Problem) -> dict[str, dict[str, float]]:
+    """Return the mixes that a problem asks for."""
+    return {
+        service.name: {klass.name: klass.share for klass in service.classes}
+        for service in problem.graph_services
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +200,11 @@ class Memory:
     """State that one decision leaves for the next; `recall` makes one from what runs alone.
 
     `plan` is in force: its instances have the names they carry, or will carry, in the fleet. `planned_s` is
-    when it was made or last found still good, `asked` the problem, `bands` the requests/s of every service
-    and `offers` the market that it was for. `tried_s` and `tried_for` say when and why planning was last
-    begun. `deaths` counts the deaths in a row of a host, with the time of the last, `states` is how instances
-    stood last time and since when, `routes` what gateways were told.
+    when it was made or last found still good, `asked` the problem, `bands` the requests/s of every service,
+    `mixes` the shares of classes and `offers` the market that it was for. `tried_s` and `tried_for` say when
+    and why planning was last begun. `deaths` counts the deaths in a row of a host, with the time of the last,
+    `states` is how instances stood last time and since when, `routes` what gateways were told, `paths` what
+    graph servers were.
     """
 
     asked: Problem | None = None
@@ -183,6 +212,7 @@ class Memory:
     plan_hash: str = ""
     planned_s: float | None = None
     bands: tuple[tuple[str, float], ...] = ()
+    mixes: Mixes = field(default_factory=dict)
     offers: tuple[Offer, ...] = ()
     tried_s: float | None = None
     tried_for: tuple[str, ...] = ()
@@ -191,6 +221,7 @@ class Memory:
     deaths: tuple[tuple[str, int, float], ...] = ()
     states: tuple[tuple[str, str, float], ...] = ()
     routes: tuple[Route, ...] | None = None
+    paths: tuple[RequestPath, ...] = ()
 
     @property
     def wanted(self) -> tuple[Instance, ...]:
@@ -236,6 +267,10 @@ class ControlPolicy(Frozen):
     )
     band_down: Share = Field(
         default=0.3, description="Plan at once where demand is this share below the plan's."
+    )
+    mix_moves: Share = Field(
+        default=0.05,
+        description="Plan at once where a class's share of its service's requests moved by so much.",
     )
     slack: Share = Field(
         default=0.07, description="Plan at once where a lane carries this share too little."

@@ -3,7 +3,7 @@
 `decide` is a function of its arguments alone. What it does, in order:
 
 1. count what failed, died or vanished since (`backoff`), and give what must be replaced a new name;
-2. forecast every service's demand (`forecast`);
+2. forecast the demand of every service and of its classes (`forecast`);
 3. find reasons to plan; if there is a new one, ask the planner, with what runs as `running`;
 4. judge the answer (`judge`): it takes the place of the plan in force, or not;
 5. take the next safe step from what stands to the plan in force (`path`), and tell gateways who serves.
@@ -25,12 +25,14 @@ from atoll.control.decision.control_view import (
     ControlPolicy,
     ForecastState,
     Memory,
+    Mixes,
     PromiseSeen,
     TrafficSeen,
     View,
     adopt_running,
+    list_mixes,
 )
-from atoll.control.decision.forecast import forecast, min_rate
+from atoll.control.decision.forecast import forecast, forecast_classes, min_rate
 from atoll.control.decision.instance_names import hash_place, name_instances
 from atoll.control.decision.lane_capacity import (
     CarriedLoad,
@@ -43,13 +45,13 @@ from atoll.control.decision.path import CapacityDip, PathQuestion, PathStep, for
 from atoll.control.decision.plan_judge import Verdict, judge
 from atoll.control.decision.plan_parts import judge_parts
 from atoll.control.decision.restate import restate_supply
-from atoll.control.decision.route_weights import spread_routes
+from atoll.control.decision.route_weights import spread_paths, spread_routes
 from atoll.control.decision.situation import Situation, look_around
 from atoll.control.decision.triggers import find_triggers, is_due
 from atoll.core.errors import AtollError
 from atoll.core.units import pluralize
 from atoll.deploy.target import Labels
-from atoll.plan.plan import Instance, Plan, Route
+from atoll.plan.plan import Instance, Plan, RequestPath, Route
 from atoll.plan.problem import Problem
 
 MakePlan = Callable[[Problem], Plan]
@@ -89,10 +91,11 @@ class StopInstance:
 
 @dataclass(frozen=True, slots=True)
 class ReweightRoutes:
-    """Tell gateways which instances serve which share of each service."""
+    """Tell gateways which instances serve which share of each service, and graph servers the paths."""
 
     routes: tuple[Route, ...]
     reason: str
+    paths: tuple[RequestPath, ...] = ()
 
 
 ControlAction = StartInstance | DrainInstance | StopInstance | ReweightRoutes
@@ -127,9 +130,9 @@ def decide(
     # `look_around` needs the memory both before and after failures are counted.
     before = memory
     memory, lost = count_failures(view, memory, policy)
-    rates, forecasts = _forecast_all(view, memory, policy)
+    rates, mixes, forecasts = _forecast_all(view, memory, policy)
     memory = replace(memory, forecasts=forecasts)
-    situation = look_around(view, before, memory, policy, rates)
+    situation = look_around(view, before, memory, policy, rates, mixes)
     memory = replace(memory, plan=situation.in_force)
     triggers = find_triggers(situation, lost)
     told: tuple[str, ...] = ()
@@ -142,7 +145,7 @@ def decide(
         learned = _boost(situation, _remember_demand(memory, view.time_s, raised))
         if learned.forecasts != memory.forecasts:
             memory, rates = learned, rates | raised
-            situation = look_around(view, before, memory, policy, rates)
+            situation = look_around(view, before, memory, policy, rates, mixes)
         memory, verdict, dips = _plan_anew(situation, memory, plan)
         adopted = verdict.adopt
         outcome = "adopted" if adopted else "kept"
@@ -154,7 +157,7 @@ def decide(
         memory = replace(memory, plan=plan_in_force)
         situation = replace(situation, in_force=plan_in_force)
     step = next_steps(situation.ask())
-    actions, routes = _act(situation, memory, step)
+    actions, told_ways = _act(situation, memory, step)
     decision = Decision(
         actions=actions,
         reasons=told,
@@ -166,13 +169,18 @@ def decide(
         adopted=adopted,
         set_aside=tuple(sorted(situation.held.hosts)),
     )
-    return decision, replace(memory, routes=routes)
+    return decision, replace(memory, routes=told_ways[0], paths=told_ways[1])
 
 
 def _forecast_all(
     view: View, memory: Memory, policy: ControlPolicy
-) -> tuple[dict[str, float], tuple[ForecastState, ...]]:
-    """Return the requests/s to plan for of services whose traffic is seen, and what was learned."""
+) -> tuple[dict[str, float], Mixes, tuple[ForecastState, ...]]:
+    """Return the requests/s to plan for of services whose traffic is seen, their mixes, and what was learned.
+
+    Classes ask for other machines, so each is planned for by a forecast of its own: the service's rate is
+    then that of all of them.
+    """
+    mixes: dict[str, dict[str, float]] = {}
     states = {state.service: state for state in memory.forecasts}
     policies = {service.name: policy.of(service) for service in view.problem.services}
     rates: dict[str, float] = {}
@@ -181,7 +189,14 @@ def _forecast_all(
         rates[traffic.service], states[traffic.service] = forecast(
             traffic, state, view.time_s, policies.get(traffic.service, policy)
         )
-    return rates, tuple(states[name] for name in sorted(states))
+        own, states[traffic.service] = forecast_classes(
+            traffic, states[traffic.service], view.time_s, policies.get(traffic.service, policy)
+        )
+        total = sum(own.values())
+        if total > 0.0:
+            rates[traffic.service] = max(total, rates[traffic.service])
+            mixes[traffic.service] = {name: rate / total for name, rate in own.items()}
+    return rates, mixes, tuple(states[name] for name in sorted(states))
 
 
 def _catch_up(situation: Situation) -> dict[str, float]:
@@ -328,6 +343,7 @@ def _plan_anew(
         asked=view.problem,
         planned_s=view.time_s,
         bands=tuple((service.name, service.rate_per_s) for service in situation.problem.services),
+        mixes=list_mixes(situation.problem),
         offers=view.offers,
     )
     if not verdict.adopt:
@@ -377,8 +393,8 @@ def _has_room_for_all(asked: PathQuestion) -> bool:
 
 def _act(
     situation: Situation, memory: Memory, step: PathStep
-) -> tuple[tuple[ControlAction, ...], tuple[Route, ...] | None]:
-    """Return the actions of a step in order, and the routes that gateways then have.
+) -> tuple[tuple[ControlAction, ...], tuple[tuple[Route, ...], tuple[RequestPath, ...]]]:
+    """Return the actions of a step in order, and the routes and paths that are told then.
 
     Gateways hear of new weights first, so that nothing is sent to what is drained next.
     """
@@ -392,8 +408,9 @@ def _act(
         if seen.status.state == "ready" and seen.status.handle not in gone
     }
     routes = _route(situation.problem, serving.values(), situation.in_force)
-    if routes != memory.routes and (routes or memory.routes):
-        actions.append(ReweightRoutes(routes, _describe_serving(len(serving))))
+    paths = spread_paths(situation.problem, serving.values(), situation.in_force)
+    if (routes != memory.routes and (routes or memory.routes)) or paths != memory.paths:
+        actions.append(ReweightRoutes(routes, _describe_serving(len(serving)), paths))
     # What failed is stopped first, for it may hold machines that the starts need.
     actions += [
         StopInstance(seen.id, seen.status.handle, why)
@@ -421,7 +438,7 @@ def _act(
         for seen, why in step.stops
         if seen.status.state != "failed"
     ]
-    return tuple(actions), routes
+    return tuple(actions), (routes, paths)
 
 
 def _route(
@@ -438,6 +455,7 @@ def reroute(view: View, memory: Memory) -> ReweightRoutes | None:
     They need no plan: told at once, they hold while one is made. None where all of it serves.
     """
     told = {name for route in memory.routes or () for name in route.instances}
+    told |= {name for path in memory.paths for step in path.steps for name in step.instances}
     serving = {
         seen.id: seen.instance.model_copy(update={"id": seen.id})
         for seen in view.instances
@@ -447,7 +465,9 @@ def reroute(view: View, memory: Memory) -> ReweightRoutes | None:
     if not gone or not serving:
         return None
     routes = _route(view.problem, serving.values(), memory.plan)
-    return ReweightRoutes(routes, f"{', '.join(gone)} gone: {_describe_serving(len(serving))}")
+    paths = spread_paths(view.problem, serving.values(), memory.plan)
+    text = f"{', '.join(gone)} gone: {_describe_serving(len(serving))}"
+    return ReweightRoutes(routes, text, paths)
 
 
 def _describe_serving(count: int) -> str:

@@ -212,6 +212,18 @@ def forecast(
     return planned, learned
 
 
+def forecast_classes(
+    traffic: TrafficSeen, state: ForecastState, time_s: float, policy: ControlPolicy
+) -> tuple[dict[str, float], ForecastState]:
+    """Return the rate to plan for of each class in requests/s, each forecast by itself, and the state."""
+    states = {one.service: one for one in state.classes}
+    rates: dict[str, float] = {}
+    for seen in traffic.classes:
+        before = states.get(seen.service, ForecastState(seen.service))
+        rates[seen.service], states[seen.service] = forecast(seen, before, time_s, policy)
+    return rates, replace(state, classes=tuple(states[name] for name in sorted(states)))
+
+
 def _settle(
     state: ForecastState, rate_per_s: float, time_s: float
 ) -> tuple[tuple[float, ...], tuple[PendingForecast, ...]]:

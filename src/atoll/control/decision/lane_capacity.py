@@ -4,14 +4,21 @@ A lane is a role where a service's phases are fixed, in units of that role per s
 a request may go either way, and the lane is the service, in requests/s: those that run both phases together,
 and apart as many as the weaker of prefill and decode carries. So it is for a service whose phases were
 changed while instances of the other way still serve (`find_mixed`), and for any-to-any models: there it
-carries what the weakest of its components does, each counted for the share of requests that need it.
+carries what its executors do with the mix of classes that is asked for (`executor_capacity`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from atoll.catalog.models import ModelSpec
+from atoll.control.decision.executor_capacity import (
+    ClassNeed,
+    ExecutorKind,
+    kind_of,
+    most_requests,
+)
 from atoll.core.ids import Phase, RoleId
 from atoll.perf.components.class_loads import class_routes
 from atoll.plan.plan import Instance
@@ -62,23 +69,25 @@ class CarriedLoad:
         self._mixed = mixed
         self._needs = _find_needs(problem)
         self._by_role: dict[str, float] = {}
-        self._by_part: dict[tuple[str, str], float] = {}
+        self._executors: dict[str, Counter[ExecutorKind]] = {}
         for instance in instances:
             self.add(instance)
 
     def add(self, instance: Instance) -> None:
         """Count an instance."""
-        self._count(instance, instance.throughput_per_s)
+        self._count(instance, 1)
 
     def remove(self, instance: Instance) -> None:
         """Count an instance no more."""
-        self._count(instance, -instance.throughput_per_s)
+        self._count(instance, -1)
 
-    def _count(self, instance: Instance, per_s: float) -> None:
+    def _count(self, instance: Instance, times: int) -> None:
+        if instance.is_executor:
+            own = self._executors.setdefault(instance.service, Counter())
+            own[kind_of(instance)] += times
+            return
+        per_s = times * instance.throughput_per_s
         self._by_role[instance.role] = self._by_role.get(instance.role, 0.0) + per_s
-        for part in instance.executor_parts:
-            key = instance.service, part
-            self._by_part[key] = self._by_part.get(key, 0.0) + per_s
 
     def of_service(self, name: str) -> dict[str, float]:
         """Return the lanes of a service; none where nobody asks for it."""
@@ -105,42 +114,31 @@ class CarriedLoad:
 
     def _requests(self, service: Service) -> float:
         if service.is_graph:
-            return min(
-                self._component(service.name, component) / share
-                for component, share in self._needs[service.name].items()
-            )
+            return most_requests(self._needs[service.name], self._executors.get(service.name, {}))
         prefill, decode, both = (self._by_role.get(role, 0.0) for role in self._roles[service.name])
         lengths = service.lengths
         return both + min(prefill / lengths.input_mean, decode / lengths.output_mean)
-
-    def _component(self, service: str, component: str) -> float:
-        """Return the requests/s that executors with a component carry, whole or in phases."""
-        whole, prefill, decode = (
-            self._by_part.get((service, part), 0.0)
-            for part in (component, f"{component}.prefill", f"{component}.decode")
-        )
-        return whole + min(prefill, decode)
 
 
 _PHASES = (Phase.PREFILL, Phase.DECODE, Phase.BOTH)
 
 
-def _find_needs(problem: Problem) -> dict[str, dict[str, float]]:
-    """Return, by any-to-any service, the share of its requests that need each component."""
+def _find_needs(problem: Problem) -> dict[str, tuple[ClassNeed, ...]]:
+    """Return, by any-to-any service, its classes with the components that they need."""
     graphs = problem.graph_services
     if not graphs:
         return {}
     models = problem.catalog().models
-    return {service.name: _share_needs(models[service.model], service) for service in graphs}
+    return {service.name: list_needs(models[service.model], service) for service in graphs}
 
 
-def _share_needs(model: ModelSpec, service: Service) -> dict[str, float]:
-    needs: dict[str, float] = {}
-    for klass in service.classes:
-        # The first route has phases together: components by their own names.
-        for component in class_routes(model, klass)[0]:
-            needs[component] = needs.get(component, 0.0) + klass.share
-    return {component: share for component, share in sorted(needs.items()) if share > 0.0}
+def list_needs(model: ModelSpec, service: Service) -> tuple[ClassNeed, ...]:
+    """Return the classes of an any-to-any service with the components that they need."""
+    # The first route has phases together: components by their own names.
+    return tuple(
+        ClassNeed(klass.name, klass.share, class_routes(model, klass)[0])
+        for klass in service.classes
+    )
 
 
 def is_short(carried: float, asked: float) -> bool:

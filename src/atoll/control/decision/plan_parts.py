@@ -1,8 +1,8 @@
 """Parts of a new plan, service by service: what one needs is no reason to change what another has.
 
 Where services share nothing but machines on offer, each service's part is judged by itself, beside what the
-others have by then; those that do not pay stay out. Where limits bind services together, or requests go by
-paths, a plan is judged whole.
+others have by then; those that do not pay stay out. Where limits bind services together a plan is judged
+whole.
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ def _are_apart(problem: Problem) -> bool:
         and limits.spread == 1
         and not limits.survival.lost
         and not problem.choices
-        and not problem.graph_services
     )
 
 
@@ -97,7 +96,12 @@ def _compose(
     chosen: Mapping[str, Sequence[Instance]],
     adopted: frozenset[str],
 ) -> Plan:
-    """Return a plan with these instances; routes of adopted services are the new plan's, others stay."""
+    """Return a plan with these instances; routes of adopted services are the new plan's, others stay.
+
+    So are paths over just the executors that the new plan has.
+    """
+    planned = _by_service(list(chosen), new.instances)
+    as_new = {name for name, here in chosen.items() if _ids(here) == _ids(planned[name])}
     instances = tuple(one for some in chosen.values() for one in some)
     return new.model_copy(
         update={
@@ -109,6 +113,15 @@ def _compose(
                         *(route for route in in_force.routes if route.service not in adopted),
                     ),
                     key=lambda route: (route.service, route.instances),
+                )
+            ),
+            "paths": tuple(
+                sorted(
+                    (
+                        *(path for path in new.paths if path.service in as_new),
+                        *(path for path in in_force.paths if path.service not in as_new),
+                    ),
+                    key=lambda path: (path.service, path.klass),
                 )
             ),
             "usd_per_hour": rent_of(problem.offers, instances),

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from atoll.control.decision.backoff import HeldBack
-from atoll.control.decision.control_view import ControlPolicy, View
+from atoll.control.decision.control_view import ControlPolicy, Mixes, View
 from atoll.plan.cluster import ANY, Cluster
 from atoll.plan.plan import SINK, SOURCE, Instance, count_machines
-from atoll.plan.problem import Offer, Problem
+from atoll.plan.problem import Offer, Problem, Service
 
 
-def restate_demand(view: View, rates: Mapping[str, float], policy: ControlPolicy) -> Problem:
+def restate_demand(
+    view: View,
+    rates: Mapping[str, float],
+    policy: ControlPolicy,
+    mixes: Mixes = MappingProxyType({}),
+) -> Problem:
     """Return the fleet's problem with the rates to plan for, lengths of the last hour, and the offers of now.
 
     A service whose traffic nobody has seen keeps what the fleet file says; one that has none keeps a small
-    share of that, so that its first request finds somebody.
+    share of that, so that its first request finds somebody. So does a class that `mixes` give less.
     """
     lengths = {seen.service: seen.hour.lengths for seen in view.traffic}
     services = []
@@ -31,10 +37,26 @@ def restate_demand(view: View, rates: Mapping[str, float], policy: ControlPolicy
             update["lengths"] = (
                 seen if tail <= 0.0 else seen.model_copy(update={"input_tail": tail})
             )
-        services.append(service.model_copy(update=update) if update else service)
+        restated = service.model_copy(update=update) if update else service
+        services.append(restate_mix(restated, mixes.get(service.name), policy))
     # Not checked again: order and names are those of the problem and of the view.
     offers = tuple(sorted(view.offers or view.problem.offers, key=lambda offer: offer.key))
     return view.problem.model_copy(update={"services": tuple(services), "offers": offers})
+
+
+def restate_mix(
+    service: Service, mix: Mapping[str, float] | None, policy: ControlPolicy
+) -> Service:
+    """Return a service whose classes have other shares, of which none is left out; None: those it has."""
+    if mix is None:
+        return service
+    least = {klass.name: policy.min_share * klass.share for klass in service.classes}
+    shares = {name: max(share, mix.get(name, 0.0)) for name, share in least.items()}
+    total = sum(shares.values())
+    classes = tuple(
+        klass.model_copy(update={"share": shares[klass.name] / total}) for klass in service.classes
+    )
+    return service.model_copy(update={"classes": classes})
 
 
 def restate_supply(

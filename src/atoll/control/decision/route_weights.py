@@ -4,14 +4,24 @@ Where just the planned instances serve, the plan's routes hold, and those that i
 just that is gone (`Plan.after_loss`). Otherwise every instance gets a share by what it carries: requests that
 run both phases in one place, and pairs of prefill and decode, filled up in order inside each region first,
 then across regions with what is left: few more pairs than instances.
+
+So it is with the paths of any-to-any services (`spread_paths`): where others serve than the planned
+executors, requests go over those that do in the way that carries most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from atoll.control.decision.executor_capacity import (
+    ClassNeed,
+    ExecutorKind,
+    best_flows,
+    kind_of,
+)
+from atoll.control.decision.lane_capacity import list_needs
 from atoll.core.ids import Phase
-from atoll.plan.plan import Instance, LossRoutes, Route
+from atoll.plan.plan import Instance, LossRoutes, Plan, RequestPath, RequestStep, Route
 from atoll.plan.problem import Problem, Service
 
 MIN_ROUTE_SHARE = 1e-9
@@ -50,6 +60,82 @@ def spread_routes(
         else:
             routes += _share_out(service, here)
     return tuple(sorted(routes, key=lambda route: (route.service, route.instances)))
+
+
+def spread_paths(
+    problem: Problem, serving: Iterable[Instance], plan: Plan | None
+) -> tuple[RequestPath, ...]:
+    """Return the paths of all any-to-any services over the executors that serve now."""
+    graphs = problem.graph_services
+    if not graphs or plan is None:
+        return ()
+    models = problem.catalog().models
+    standing: dict[str, list[Instance]] = {}
+    for one in serving:
+        if one.is_executor:
+            standing.setdefault(one.service, []).append(one)
+    paths: list[RequestPath] = []
+    for service in graphs:
+        given = [path for path in plan.paths if path.service == service.name]
+        here = standing.get(service.name, [])
+        planned = {one.id for one in plan.executor_instances if one.service == service.name}
+        if {one.id for one in here} != planned:
+            needs = list_needs(models[service.model], service)
+            given = _spread_parts(service.name, needs, here) or given
+        paths += given
+    return tuple(paths)
+
+
+def _spread_parts(
+    service: str, needs: Sequence[ClassNeed], here: Sequence[Instance]
+) -> list[RequestPath]:
+    """Return paths over executors in the way that carries most; none where a class has no way."""
+    names: dict[ExecutorKind, list[str]] = {}
+    for one in sorted(here, key=lambda each: each.id):
+        names.setdefault(kind_of(one), []).append(one.id)
+    best = best_flows(needs, {kind: len(own) for kind, own in names.items()})
+    if best.per_s <= 0.0:
+        return []
+    doing: dict[tuple[str, str], dict[str, float]] = {}
+    for kind, klass, part, rate in best.flows:
+        for name in names[kind]:
+            doing.setdefault((klass, part), {})[name] = rate / len(names[kind])
+    paths = []
+    for need in needs:
+        for share, parts in _list_ways(need, doing):
+            steps: list[RequestStep] = []
+            for part in parts:
+                rates = doing[need.klass, part]
+                total = sum(rates.values())
+                weights = {name: rate / total for name, rate in rates.items()}
+                # Who has seen also answers, where the same ones do both.
+                if steps and steps[-1].instances == weights:
+                    part_names = (*steps[-1].parts, part)
+                    steps[-1] = RequestStep(parts=part_names, instances=weights)
+                else:
+                    steps.append(RequestStep(parts=(part,), instances=weights))
+            paths.append(
+                RequestPath(service=service, klass=need.klass, share=share, steps=tuple(steps))
+            )
+    return paths
+
+
+def _list_ways(
+    need: ClassNeed, doing: Mapping[tuple[str, str], Mapping[str, float]]
+) -> list[tuple[float, list[str]]]:
+    """Return the parts that requests of a class go over, whole and in phases, with the share of each way."""
+
+    def rate(part: str) -> float:
+        return sum(doing.get((need.klass, part), {}).values())
+
+    cut = next((c for c in need.components if rate(f"{c}.prefill") and rate(f"{c}.decode")), None)
+    if cut is None:
+        return [(1.0, list(need.components))]
+    phases = [f"{cut}.prefill", f"{cut}.decode"]
+    apart = [p for c in need.components for p in (phases if c == cut else [c])]
+    whole = rate(cut) / (rate(cut) + min(map(rate, phases)))
+    ways = [(1.0 - whole, apart), (whole, list(need.components))]
+    return [way for way in ways if way[0] > MIN_ROUTE_SHARE]
 
 
 def _share_out(service: Service, serving: Sequence[Instance]) -> list[Route]:

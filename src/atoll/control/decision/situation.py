@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.control.decision.backoff import HeldBack, hold_back, is_late
-from atoll.control.decision.control_view import ControlPolicy, Memory, ObservedInstance, View
+from atoll.control.decision.control_view import (
+    ControlPolicy,
+    Memory,
+    Mixes,
+    ObservedInstance,
+    View,
+)
 from atoll.control.decision.instance_names import rename, stamp_name
 from atoll.control.decision.machine_pool import MachinePool
 from atoll.control.decision.outlook import Outlook, look_ahead
@@ -98,7 +104,12 @@ class Situation:
 
 
 def look_around(
-    view: View, before: Memory, memory: Memory, policy: ControlPolicy, rates: Mapping[str, float]
+    view: View,
+    before: Memory,
+    memory: Memory,
+    policy: ControlPolicy,
+    rates: Mapping[str, float],
+    mixes: Mixes,
 ) -> Situation:
     """Put together what is decided on."""
     leaving, ending = _find_leaving(view, policy)
@@ -114,7 +125,7 @@ def look_around(
         view=view,
         memory=memory,
         policy=policy,
-        problem=restate_demand(view, boosted, policy),
+        problem=restate_demand(view, boosted, policy, mixes),
         observed=tuple(
             ObservedInstance(seen.status, planned.get(seen.id, seen.instance))
             for seen in view.instances

@@ -42,7 +42,7 @@ def find_triggers(situation: Situation, lost: Sequence[Lost]) -> dict[str, str]:
 
 
 def _demand_triggers(situation: Situation) -> dict[str, str]:
-    """Return services whose demand has left the band of the plan, and lanes that are short."""
+    """Return services whose demand or mix has left the band of the plan, and lanes that are short."""
     policy, problem = situation.policy, situation.problem
     bands = dict(situation.memory.bands)
     found: dict[str, str] = {}
@@ -53,6 +53,13 @@ def _demand_triggers(situation: Situation) -> dict[str, str]:
         if not planned * (1.0 - policy.band_down) <= rate <= planned * (1.0 + policy.band_up):
             text = f"{service.name} is expected to get {rate:.3g} requests/s, planned {planned:.3g}"
             found[f"demand {service.name}"] = text
+        mix = situation.memory.mixes.get(service.name, {})
+        for klass in service.classes:
+            before = mix.get(klass.name, klass.share)
+            if abs(klass.share - before) > policy.mix_moves:
+                found[f"mix {service.name}/{klass.name}"] = (
+                    f"'{klass.name}' is {klass.share:.0%} of {service.name}'s requests, planned {before:.0%}"
+                )
     living = situation.living()
     mixed = find_mixed(problem, living)
     carried = CarriedLoad(problem, mixed, living).lanes()

@@ -37,6 +37,7 @@ from atoll.control.decision.decide import (
     reroute,
 )
 from atoll.control.decision.drift import find_drift
+from atoll.control.decision.restate import restate_mix
 from atoll.control.operation.controller_lease import LeaseTaker, SupersededError, keep_lease
 from atoll.control.operation.fleet_history import History, HistoryEvent
 from atoll.control.operation.sightings import Sightings
@@ -44,7 +45,7 @@ from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.deploy.target import Deployer, DeployError, InstanceStatus, StartOrder
-from atoll.plan.plan import Instance, Plan, Route
+from atoll.plan.plan import Instance, Plan, RequestPath, Route
 from atoll.plan.problem import Offer, Problem
 
 _LOG = logging.getLogger(__name__)
@@ -141,7 +142,8 @@ class InstanceStore:
 class FleetPlace:
     """Where a fleet is operated from: its name, its problem, its targets by name, and who serves it.
 
-    `target_of` says on which target an instance stands, by its nodes' regions for instance.
+    `target_of` says on which target an instance stands, by its nodes' regions for instance. `send_over` has
+    graph servers send requests over other paths.
     """
 
     fleet: str
@@ -150,6 +152,7 @@ class FleetPlace:
     gateways: Gateways
     target_of: Callable[[Instance], str]
     order: Order
+    send_over: Callable[[Sequence[RequestPath]], None] = lambda _paths: None
 
 
 @dataclass(slots=True)
@@ -270,9 +273,18 @@ class FleetController:
         ready = reroute(view, self.memory)
         if ready is None:
             return
-        self.place.gateways.route(ready.routes)
-        self.memory = replace(self.memory, routes=ready.routes)
+        self._tell_ways(ready)
+        self.memory = replace(self.memory, routes=ready.routes, paths=ready.paths)
         self._say("reweight", ready.reason, term)
+
+    def _tell_ways(self, ways: ReweightRoutes) -> None:
+        """Tell gateways and graph servers where requests go."""
+        self.place.gateways.route(ways.routes)
+        try:
+            self.place.send_over(ways.paths)
+        except (AtollError, OSError) as error:
+            # What they were told last goes on; the others must not wait for it.
+            _LOG.warning("graph servers are not told their paths: %s", error)
 
     def _observe(self, now_s: float, term: int | None) -> tuple[View, list[str]]:
         """Ask all targets; of one that does not answer, what it said last. Writes nothing without a term."""
@@ -361,7 +373,7 @@ class FleetController:
         self, action: ControlAction, turn: LoopTurn, term: int, blocked: set[str]
     ) -> None:
         if isinstance(action, ReweightRoutes):
-            self.place.gateways.route(action.routes)
+            self._tell_ways(action)
             return
         if isinstance(action, StartInstance):
             name = self.place.target_of(action.instance)
@@ -451,7 +463,13 @@ class FleetController:
         asked = memory.asked or view.problem
         rates = dict(memory.bands)
         services = tuple(
-            service.model_copy(update={"rate_per_s": rates.get(service.name, service.rate_per_s)})
+            restate_mix(
+                service.model_copy(
+                    update={"rate_per_s": rates.get(service.name, service.rate_per_s)}
+                ),
+                memory.mixes.get(service.name),
+                self.policy,
+            )
             for service in asked.services
         )
         made = PlanInForce(

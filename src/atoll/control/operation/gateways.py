@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +24,11 @@ from atoll.control.decision.control_view import (
     PromiseSeen,
     TrafficSeen,
     TrafficWindow,
+    name_class,
 )
 from atoll.control.operation.control_loop import TrafficReport
 from atoll.control.operation.rhythm import RateHistory
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, InputError
 from atoll.core.files import read_text_limited
 from atoll.plan.choice import ModelMix
 from atoll.plan.plan import Route
@@ -34,6 +36,7 @@ from atoll.plan.problem import Lengths, Problem, Service
 from atoll.plan.request_groups import length_ranges
 from atoll.runtime.pool.routes import ChoiceRoutes, ModelPromise, ModelRoutes, RoutesTold
 from atoll.telemetry.traffic_page import ModelTraffic, TrafficPage, WindowSums
+from atoll.workload.classes import Brought, match_class, parse_class_name
 
 TRAFFIC = "/atoll/v1/traffic"
 ROUTES = "/atoll/v1/routes"
@@ -104,7 +107,8 @@ async def ask_gateway(
 class PooledWindow:
     """One window of one model over several gateways: rates add up, sums are pooled.
 
-    `watched_s` is the longest time that one of them counted for.
+    `watched_s` is the longest time that one of them counted for, `kinds` are rates of requests by what they
+    bring and want.
     """
 
     rate_per_s: float = 0.0
@@ -116,6 +120,7 @@ class PooledWindow:
     output_square_sum: float = 0.0
     judged: int = 0
     kept: int = 0
+    kinds: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def of(cls, sums: WindowSums) -> PooledWindow:
@@ -130,6 +135,7 @@ class PooledWindow:
             sums.output_square_sum,
             sums.judged,
             sums.kept,
+            tuple((kind, count / sums.seconds) for kind, count in sorted(sums.kinds.items())),
         )
 
     def lengths(self) -> Lengths | None:
@@ -166,7 +172,15 @@ def pool_windows(one: PooledWindow, other: PooledWindow) -> PooledWindow:
         one.output_square_sum + other.output_square_sum,
         one.judged + other.judged,
         one.kept + other.kept,
+        tuple(sorted(_add_rates(one.kinds, other.kinds).items())),
     )
+
+
+def _add_rates(*given: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, rate in chain(*given):
+        found[name] = found.get(name, 0.0) + rate
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +204,55 @@ def pool_traffic(said: Iterable[ModelTraffic]) -> PooledTraffic:
         pool(one.five_minutes for one in told),
         pool(one.hour for one in told),
     )
+
+
+def see_classes(
+    service: Service, pooled: PooledTraffic, rhythm: RateHistory
+) -> tuple[TrafficSeen, ...]:
+    """Return the traffic of each class of an any-to-any service; none of a plain one."""
+    if not service.is_graph:
+        return ()
+    minute, five, hour = (
+        split_rate(service, window.rate_per_s, window.kinds)
+        for window in (pooled.minute, pooled.five_minutes, pooled.hour)
+    )
+    return tuple(
+        TrafficSeen(
+            klass.name,
+            TrafficWindow(minute[klass.name]),
+            TrafficWindow(five[klass.name]),
+            TrafficWindow(hour[klass.name]),
+            *rhythm.profile(name_class(service.name, klass.name)),
+        )
+        for klass in service.classes
+    )
+
+
+def split_rate(
+    service: Service, rate_per_s: float, kinds: Iterable[tuple[str, float]]
+) -> dict[str, float]:
+    """Return the requests/s of each class, from those of all and of those that are not text for text.
+
+    As graph servers do: a request is of the class that brings and wants as much, or the smallest that has all
+    of it. Classes that nothing tells apart have their written shares of it, as all have of what fits none.
+    """
+    written: dict[Brought, dict[str, float]] = {}
+    for klass in service.classes:
+        written.setdefault(parse_class_name(klass.name), {})[klass.name] = klass.share
+    every = {klass.name: klass.share for klass in service.classes}
+    rates = dict.fromkeys(every, 0.0)
+    media = _add_rates(kinds)
+    text = max(0.0, rate_per_s - sum(media.values()))
+    for name, rate in (("text", text), *sorted(media.items())):
+        try:
+            found = match_class(parse_class_name(name), written)
+        except InputError:  # a gateway of another version may know others
+            found = None
+        among = every if found is None else written[found]
+        total = sum(among.values())
+        for one, share in among.items():
+            rates[one] += rate * share / total
+    return rates
 
 
 def _see_groups(service: Service, said: Iterable[ModelTraffic]) -> list[PromiseSeen]:
@@ -343,6 +406,11 @@ class GatewayGroup:
             if not self._believes(service, pooled, now_s):
                 continue
             rates[service.name] = pooled.five_minutes.rate_per_s
+            classes = see_classes(service, pooled, self._rhythm)
+            rates |= {
+                name_class(service.name, one.service): one.five_minutes.rate_per_s
+                for one in classes
+            }
             profile, period_s = self._rhythm.profile(service.name)
             traffic.append(
                 TrafficSeen(
@@ -352,6 +420,7 @@ class GatewayGroup:
                     pooled.hour.window(),
                     profile,
                     period_s,
+                    classes,
                 )
             )
         self._rhythm.note(now_s, rates)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from atoll.control.operation.fleet_home import FleetHome
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.engines.graph_server import ENGINE as GRAPH_SERVER
-from atoll.plan.plan import Plan
-from atoll.runtime.graph_server.graph_config import GraphServerConfig, modalities
+from atoll.plan.plan import RequestPath
+from atoll.runtime.graph_server.graph_config import GraphServerConfig, GraphService, modalities
 from atoll.runtime.pool.backend_metadata import MODALITIES, write_modalities
 from atoll.runtime.pool.member import STAND_IN
 from atoll.runtime.task_fleet.deployment import services_over
@@ -38,9 +38,11 @@ def executors_token_of(home: FleetHome) -> Path:
 
 
 def write_graph_config(
-    home: FleetHome, parts: Mapping[str, ServedParts], plan: Plan | None = None
+    home: FleetHome,
+    parts: Mapping[str, ServedParts],
+    paths: Sequence[RequestPath] | None = None,
 ) -> None:
-    """Have a fleet's graph server answer for these services, over the paths of a plan, else those it had.
+    """Have a fleet's graph server answer for these services, over these paths, else those it had.
 
     Without any-to-any services there is no file. What would be written as it was is left as it is.
     """
@@ -54,23 +56,23 @@ def write_graph_config(
         descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32) + "\n")
-    services = services_over(parts, plan)
-    if plan is None and path.exists():
-        paths = {each.name: each.paths for each in read_graph_config(home).services}
+    services = services_over(parts, paths or ())
+    if paths is None and path.exists():
+        before = {each.name: each.paths for each in read_graph_config(home).services}
         services = tuple(
-            each.model_copy(update={"paths": paths.get(each.name, ())}) for each in services
+            each.model_copy(update={"paths": before.get(each.name, ())}) for each in services
         )
-    config = GraphServerConfig(
-        name=NAME,
-        # Port and store are those of the process that reads it.
-        port=0,
-        services=services,
-        store=".",
-        token_file=str(token),
-    )
-    text = config.to_json() + "\n"
+    text = make_graph_config(services, str(token)).to_json() + "\n"
     if not path.exists() or read_text_limited(path, _MAX_CONFIG_BYTES) != text:
         atomic_write(path, text)
+
+
+def make_graph_config(services: Sequence[GraphService], token_file: str) -> GraphServerConfig:
+    """Return what a graph server of a fleet answers for; `token_file` has the token of its executors."""
+    # Port and store are those of the process that reads it.
+    return GraphServerConfig(
+        name=NAME, port=0, services=tuple(services), store=".", token_file=token_file
+    )
 
 
 def read_graph_config(home: FleetHome) -> GraphServerConfig:

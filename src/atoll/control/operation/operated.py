@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +14,6 @@ from atoll.control.operation.control_loop import (
     FleetPlace,
     Gateways,
     NoGateways,
-    PlanInForce,
 )
 from atoll.control.operation.controller_lease import (
     ClusterLease,
@@ -30,6 +29,7 @@ from atoll.control.operation.targets import PoolTarget, TargetMap, open_targets
 from atoll.core.errors import AtollError, InputError
 from atoll.deploy.target import Deployer, DeployError, InstanceStatus
 from atoll.plan.files.read import read_problem
+from atoll.plan.plan import RequestPath
 from atoll.plan.problem import Problem
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class OperatedFleet:
             gateways=gateways,
             target_of=self.map.of_instance,
             order=self.orders,
+            send_over=self._send_over,
         )
 
     def controller(
@@ -175,13 +176,12 @@ class OperatedFleet:
             clock=clock,
             policy=policy,
             valid_s=max(VALID_S, 1.5 * busy_s),
-            keep_plan=self._keep_plan,
+            keep_plan=self.home.keep_plan,
         )
 
-    def _keep_plan(self, found: PlanInForce) -> None:
-        """Keep the plan in force, and have the graph server send requests over its paths."""
-        self.home.keep_plan(found)
-        write_graph_config(self.home, self.record.parts, found.plan)
+    def _send_over(self, paths: Sequence[RequestPath]) -> None:
+        """Have the graph server send requests over these paths."""
+        write_graph_config(self.home, self.record.parts, paths)
 
 
 def open_fleet(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from atoll.control.decision.control_view import ControlPolicy, Memory, View
+from atoll.control.decision.control_view import ControlPolicy, Memory, View, list_mixes
 from atoll.control.decision.decide import MakePlan
 from atoll.control.decision.instance_names import name_instances
 from atoll.control.decision.path import CapacityDip, PathQuestion, foresee
@@ -63,6 +63,7 @@ def force_plan(plan: Plan, view: View) -> Memory:
         plan_hash=named.content_hash()[:16],
         planned_s=view.time_s,
         bands=tuple((service.name, service.rate_per_s) for service in view.problem.services),
+        mixes=list_mixes(view.problem),
         offers=view.offers,
     )
 

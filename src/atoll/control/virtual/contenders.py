@@ -20,21 +20,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from atoll.control.decision.control_view import ControlPolicy, Memory, View
 from atoll.control.decision.decide import MakePlan, decide
+from atoll.control.decision.instance_names import rename
 from atoll.control.operation.control_loop import TrafficReport
 from atoll.control.virtual.fluid_calibration import carried_requests
-from atoll.control.virtual.template_planner import TemplatePlanner
-from atoll.control.virtual.virtual_demand import DAY_MINUTES, MINUTE_S
+from atoll.control.virtual.virtual_demand import DAY_MINUTES, MINUTE_S, restate_classes
 from atoll.control.virtual.virtual_run import OperationResult, OperationSeries, VirtualSetting
 from atoll.control.virtual.world import HOUR_S, VirtualWorld
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
-from atoll.plan.plan import Instance, Market, Plan, count_machines
+from atoll.plan.plan import Instance, Market, Plan, RequestPath, count_machines
 from atoll.plan.problem import COMPONENT, Offer, Problem, Service
 from atoll.prove.load_curves import units_per_request
 from atoll.prove.sized_templates import SizedTemplate
@@ -122,7 +123,7 @@ class StaticOperator:
     """Keeps one plan, whatever comes."""
 
     def __init__(self, name: str, plan: Plan) -> None:
-        self.name = name
+        self.name, self._plan = name, plan
         self.wanted = list(plan.instances)
         self._at: list[str | None] = [None] * len(self.wanted)
         self._starter = _Replacing()
@@ -136,10 +137,16 @@ class StaticOperator:
             name = self._at[at]
             if name is None or name not in living or living[name].status.ends_s is not None:
                 self._at[at] = self._starter.start(world, one)
+        names = {one.id: now or "" for one, now in zip(self.wanted, self._at, strict=True)}
+        world.route(rename(self._plan, lambda one: names[one.id]).paths)
 
 
 class ReactiveOperator:
-    """Scales replicas of one template per service by their utilisation, as HPA and KEDA do."""
+    """Scales replicas of one template per service by their utilisation, as HPA and KEDA do.
+
+    Of an any-to-any service every kind of executor of the `base` plan is scaled by its own: classes keep
+    the paths that they have there.
+    """
 
     name = "reactive"
 
@@ -152,55 +159,122 @@ class ReactiveOperator:
         window_s: float = 300.0,
         tolerance: float = 0.1,
         least: int = 1,
+        base: Plan | None = None,
     ) -> None:
         self.target, self.window_s, self.tolerance, self.least = target, window_s, tolerance, least
         self.best = {
             role: template
-            for service in problem.services
+            for service in problem.plain_services
             for role, template in _choose_best(problem, service, templates, target).items()
         }
         self._services = {service.name: service for service in problem.services}
-        self._mine: dict[str, list[str]] = {name: [] for name in self.best}
-        self._wishes: dict[str, list[tuple[float, int]]] = {name: [] for name in self.best}
+        self._copied = {} if base is None else copied_executors(base)
+        self._paths = () if base is None else base.paths
+        names = (*self.best, *self._copied)
+        self._mine: dict[str, list[str]] = {name: [] for name in names}
+        self._wishes: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
         self._starter = _Replacing()
 
     def turn(self, world: VirtualWorld, seen: TrafficReport) -> None:
         """Scale every service."""
-        living = world.living()
         _clean_up(world)
         rates = {one.service: one.five_minutes.rate_per_s for one in seen.traffic}
         for name, template in self.best.items():
             service = self._services[template.instance.service]
             units = units_per_request(service, template.instance.phase)
-            rate = rates.get(service.name, 0.0) * units
-            here = [
-                one
-                for one in self._mine[name]
-                if one in living and living[one].status.ends_s is None
-            ]
-            wanted = self._wish(name, rate, len(here), template, world.time_s)
-            while len(here) < wanted:
-                started = self._starter.start(world, _stand_cheapest(template, world.offers))
-                if started is None:
-                    break
-                here.append(started)
-            # As Kubernetes does: what does not serve yet goes first, then what came last.
-            here.sort(key=lambda one: one in living and living[one].status.state == "ready")
-            while len(here) > wanted:
-                gone = here.pop(0) if here[0] not in living else here.pop()
-                world.drain(gone)
-            self._mine[name] = here
+            busy = rates.get(service.name, 0.0) * units / template.per_s
+            self._scale(world, name, template.instance, busy)
+        classes = {
+            (one.service, each.service): each.five_minutes.rate_per_s
+            for one in seen.traffic
+            for each in one.classes
+        }
+        for name, copied in self._copied.items():
+            self._scale(world, name, copied.instance, copied.busy(classes))
+        world.route(_spread_copies(self._paths, self._copied, self._mine))
 
-    def _wish(
-        self, name: str, rate: float, there: int, template: SizedTemplate, now_s: float
-    ) -> int:
-        """Return how many replicas there should be."""
-        wish = max(self.least, math.ceil(rate / (self.target * template.per_s) - 1e-9))
-        if there and abs(rate / (there * template.per_s * self.target) - 1.0) <= self.tolerance:
+    def _scale(self, world: VirtualWorld, name: str, like: Instance, busy: float) -> None:
+        """Scale replicas of an instance, so many of which would be busy all the time."""
+        living = world.living()
+        here = [
+            one for one in self._mine[name] if one in living and living[one].status.ends_s is None
+        ]
+        wanted = self._wish(name, busy, len(here), world.time_s)
+        while len(here) < wanted:
+            started = self._starter.start(world, _stand_cheapest(like, world.offers))
+            if started is None:
+                break
+            here.append(started)
+        # As Kubernetes does: what does not serve yet goes first, then what came last.
+        here.sort(key=lambda one: one in living and living[one].status.state == "ready")
+        while len(here) > wanted:
+            gone = here.pop(0) if here[0] not in living else here.pop()
+            world.drain(gone)
+        self._mine[name] = here
+
+    def _wish(self, name: str, busy: float, there: int, now_s: float) -> int:
+        """Return how many replicas there should be, where so many would be busy all the time."""
+        wish = max(self.least, math.ceil(busy / self.target - 1e-9))
+        if there and abs(busy / (there * self.target) - 1.0) <= self.tolerance:
             wish = there
         kept = [(at, n) for at, n in self._wishes[name] if now_s - at <= self.window_s]
         self._wishes[name] = [*kept, (now_s, wish)]
         return max(wish, min(there, max(n for _, n in self._wishes[name])))
+
+
+@dataclass(frozen=True)
+class CopiedExecutor:
+    """A kind of executor of a plan: one of them, the names of all, and seconds by (service, class)."""
+
+    instance: Instance
+    names: frozenset[str]
+    seconds: Mapping[tuple[str, str], float]
+
+    def busy(self, rates: Mapping[tuple[str, str], float]) -> float:
+        """Return how many of them requests/s of classes keep busy all the time."""
+        return sum(rate * self.seconds.get(key, 0.0) for key, rate in rates.items())
+
+
+def copied_executors(plan: Plan) -> dict[str, CopiedExecutor]:
+    """Return the kinds of executors of a plan, by a name for each."""
+    found: dict[str, list[Instance]] = {}
+    for one in plan.executor_instances:
+        found.setdefault(f"{one.role} {one.nodes[0].kind}", []).append(one)
+    copied = {}
+    for name, group in sorted(found.items()):
+        work = {(klass, part): seconds for klass, part, seconds in group[0].work}
+        names = frozenset(one.id for one in group)
+        seconds: dict[tuple[str, str], float] = {}
+        for path in plan.paths:
+            for step in path.steps:
+                here = sum(weight for one, weight in step.instances.items() if one in names)
+                if here > 0.0:
+                    took = sum(work.get((path.klass, part), 0.0) for part in step.parts)
+                    key = path.service, path.klass
+                    seconds[key] = seconds.get(key, 0.0) + path.share * here * took
+        copied[name] = CopiedExecutor(group[0], names, seconds)
+    return copied
+
+
+def _spread_copies(
+    paths: Iterable[RequestPath],
+    copied: Mapping[str, CopiedExecutor],
+    standing: Mapping[str, Sequence[str]],
+) -> list[RequestPath]:
+    """Return paths over all that stand of each kind instead of those that a plan names."""
+    found = []
+    for path in paths:
+        steps = []
+        for step in path.steps:
+            weights: dict[str, float] = {}
+            for name, one in copied.items():
+                share = sum(w for each, w in step.instances.items() if each in one.names)
+                for each in standing[name]:
+                    weights[each] = share / len(standing[name])
+            weights = {name: weight for name, weight in weights.items() if weight > 0.0}
+            steps.append(step.model_copy(update={"instances": weights}))
+        found.append(path.model_copy(update={"steps": tuple(steps)}))
+    return found
 
 
 class RollingOperator:
@@ -234,6 +308,10 @@ class RollingOperator:
 
     def _change(self, world: VirtualWorld, seen: TrafficReport) -> None:
         rates = {one.service: one.five_minutes.rate_per_s for one in seen.traffic}
+        mixes = {
+            one.service: {each.service: each.five_minutes.rate_per_s for each in one.classes}
+            for one in seen.traffic
+        }
         running = [
             one.instance.model_copy(update={"id": name})
             for name, one in world.living().items()
@@ -248,11 +326,15 @@ class RollingOperator:
             service.model_copy(update={"rate_per_s": rates.get(service.name) or service.rate_per_s})
             for service in self.problem.services
         )
-        asked = self.problem.replace(services=services, offers=offers, running=tuple(running))
+        asked = self.problem.model_copy(
+            update={"services": services, "offers": offers, "running": tuple(running)}
+        )
+        counted = {name: list(mix.values()) for name, mix in mixes.items() if sum(mix.values())}
+        asked = restate_classes(asked, counted)
         plan = self.plan(asked)
         if not plan.instances:
             return
-        names = {one.id for one in running}
+        names = {one.id: one.id for one in running}
         self._wanted = []
         for one in plan.instances:
             if one.id in names:
@@ -260,8 +342,10 @@ class RollingOperator:
                 continue
             self._number += 1
             name = f"{one.service}-{self._number}"
+            names[one.id] = name
             world.start(one.model_copy(update={"id": name}))
             self._wanted.append(name)
+        world.route(rename(plan, lambda one: names[one.id]).paths)
 
 
 def _clean_up(world: VirtualWorld) -> None:
@@ -301,33 +385,32 @@ def _choose_best(
     return {one[2].role: one[2] for one in best}
 
 
-def _stand_cheapest(template: SizedTemplate, offers: Sequence[Offer]) -> Instance:
-    places = _list_places(template.instance, offers)
+def _stand_cheapest(like: Instance, offers: Sequence[Offer]) -> Instance:
+    places = _list_places(like, offers)
     if not places:
-        return template.instance
+        return like
     return min(places, key=lambda place: (place[0], place[1].region))[1]
 
 
 def plan_static(
     setting: VirtualSetting, planner: MakePlan, rate_of: Callable[[np.ndarray], float]
 ) -> Plan:
-    """Return the plan for some rate of all that comes, at the prices of the start."""
-    rates = setting.demand.smooth()
-    services = tuple(
-        service.model_copy(update={"rate_per_s": rate_of(rates[at])})
-        for at, service in enumerate(setting.problem.services)
-    )
-    return planner(setting.problem.replace(services=services, offers=setting.market.at(0.0)))
+    """Return the plan for some rate of all that comes, of classes too, at the prices of the start."""
+    demand = setting.demand
+    rates = {name: [rate_of(row) for row in demand.lanes(name)] for name in demand.services}
+    asked = demand.restated(setting.problem, rates)
+    return planner(asked.model_copy(update={"offers": setting.market.at(0.0)}))
 
 
 def find_oracle(
-    setting: VirtualSetting, planner: TemplatePlanner, *, epoch_s: float = 900.0
+    setting: VirtualSetting, planner: MakePlan, *, epoch_s: float = 900.0
 ) -> OperationResult:
     """Return what the oracle pays: see the table at the top.
 
     All requests are counted as kept at the load of each epoch's plan, so that only its cost is meant.
     """
-    rates = setting.demand.smooth()
+    demand = setting.demand
+    lanes = {name: demand.lanes(name) for name in demand.services}
     epoch = round(epoch_s / MINUTE_S)
     minutes = setting.demand.minutes
     usd_per_hour = np.zeros(minutes)
@@ -335,15 +418,13 @@ def find_oracle(
     total = 0.0
     for begin in range(0, minutes, epoch):
         end = min(minutes, begin + epoch)
-        services = tuple(
-            service.model_copy(update={"rate_per_s": float(rates[at, begin:end].max())})
-            for at, service in enumerate(setting.problem.services)
-        )
+        highest = {name: rows[:, begin:end].max(axis=1).tolist() for name, rows in lanes.items()}
+        asked = demand.restated(setting.problem, highest)
         offers = setting.market.over(begin * MINUTE_S, end * MINUTE_S)
-        plan = planner(setting.problem.replace(services=services, offers=offers))
+        plan = planner(asked.model_copy(update={"offers": offers}))
         usd_per_hour[begin:end] = plan.usd_per_hour
         total += plan.usd_per_hour * (end - begin) * MINUTE_S / HOUR_S
-        carried = carried_requests(setting.problem, plan)
+        carried = carried_requests(asked, plan)
         for at, service in enumerate(setting.problem.services):
             capacity[at, begin:end] = carried[service.name]
     counts = setting.demand.counts[:, setting.demand.history :].astype(np.float64)

@@ -3,7 +3,8 @@
 Both come from the event simulator, once. Templates are sized alone (`prove.sized_templates`). Then whole
 plans of them are simulated at several sizes of the fleet: where too few requests of a service keep their
 promises its templates are trimmed, until enough do. At last plans are simulated at several loads, which
-gives the curves of the fluid model (`fluid`).
+gives the curves of the fluid model (`fluid`). Any-to-any services are another simulator's
+(`executor_calibration`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.control.decision.route_weights import spread_routes
+from atoll.control.virtual.executor_planner import FleetPlanner
 from atoll.control.virtual.fluid import FluidQueue, KeptCurve
 from atoll.control.virtual.template_planner import TemplatePlanner
 from atoll.core.errors import InfeasibleError
 from atoll.core.rng import stream
+from atoll.prove.graph_kept import plain_problem
 from atoll.prove.sized_templates import (
     SizedTemplate,
     size_for_share,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem, Service
     from atoll.sim.sim_result import RequestColumns
+    from atoll.workload.classes import RequestClass
     from atoll.workload.requests import Requests
 
 Floats = NDArray[np.float64]
@@ -56,10 +60,10 @@ RUNS_PER_LOAD = 3
 
 @dataclass(frozen=True)
 class CalibratedFleet:
-    """A fleet with what its templates carry and the curves of its services."""
+    """A fleet with what its templates and executors carry, and the curves of its services and classes."""
 
     problem: Problem
-    planner: TemplatePlanner
+    planner: TemplatePlanner | FleetPlanner
     curves: Mapping[str, KeptCurve]
 
 
@@ -67,6 +71,25 @@ def calibrate_fleet(
     problem: Problem, catalog: Catalog, *, seed: int = 0, say: Say = lambda _text: None
 ) -> CalibratedFleet:
     """Return what a virtual world of a fleet needs; see the module's text."""
+    if not problem.graph_services:
+        return _calibrate_plain(problem, catalog, seed, say)
+    from atoll.control.virtual.executor_calibration import calibrate_executors
+
+    plain = plain_problem(problem)
+    alone = None if plain is None else _calibrate_plain(plain, catalog, seed, say)
+    curves = dict({} if alone is None else alone.curves)
+    known = {}
+    for service in problem.graph_services:
+        found = calibrate_executors(problem, service, catalog, seed=seed, say=say)
+        known[service.name] = found.known
+        curves |= found.curves
+    templates = None
+    if alone is not None:
+        templates = TemplatePlanner(catalog, alone.planner.templates)
+    return CalibratedFleet(problem, FleetPlanner(catalog, templates, known), curves)
+
+
+def _calibrate_plain(problem: Problem, catalog: Catalog, seed: int, say: Say) -> CalibratedFleet:
     from atoll.core.compiling import compile_entries
     from atoll.sim import event_loop as loop
 
@@ -195,9 +218,13 @@ def simulate_rates(
     return kept
 
 
-def open_queue(service: Service, curve: KeptCurve) -> FluidQueue:
-    """Return the queue of a service, with the time of its answers as lag."""
-    return FluidQueue(curve, service.ttft_s, service.lengths.output_mean * service.tpot_s)
+def open_queue(service: Service, curve: KeptCurve, klass: RequestClass | None = None) -> FluidQueue:
+    """Return the queue of a service, or of one class of it, with the time of its answers as lag."""
+    if klass is None:
+        return FluidQueue(curve, service.ttft_s, service.lengths.output_mean * service.tpot_s)
+    soon_s = klass.ttft_s or klass.image_s or service.ttft_s
+    wrote_s = klass.output_tokens * (klass.tpot_s or service.tpot_s)
+    return FluidQueue(curve, soon_s, max(wrote_s, klass.speech_s or 0.0, klass.image_s or 0.0))
 
 
 def _simulate(

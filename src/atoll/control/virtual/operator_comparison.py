@@ -15,7 +15,6 @@ from atoll.control.virtual.contenders import (
     plan_static,
 )
 from atoll.control.virtual.fluid_calibration import CalibratedFleet
-from atoll.control.virtual.template_planner import TemplatePlanner
 from atoll.control.virtual.virtual_run import (
     FleetOperator,
     OperationResult,
@@ -58,7 +57,7 @@ def compare_operators(
     for name in names:
         tell(name, 0.0)
         if name == "oracle":
-            yield find_oracle(setting, _renew(fleet.planner))
+            yield find_oracle(setting, fleet.planner.renewed())
             continue
         operator = make_operator(name, setting, fleet, policy)
         yield operate(setting, operator, on_progress=lambda share, name=name: tell(name, share))  # type: ignore[misc]
@@ -71,7 +70,7 @@ def make_operator(
     policy: ControlPolicy | None = None,
 ) -> FleetOperator:
     """Return a contender by name."""
-    planner = _renew(fleet.planner)
+    planner = fleet.planner.renewed()
     if name == "atoll":
         return AtollOperator(setting.problem, planner, policy)
     if name == "static-peak":
@@ -79,12 +78,9 @@ def make_operator(
     if name == "static-mean":
         return StaticOperator(name, plan_static(setting, planner, lambda r: float(r.mean())))
     if name == "reactive":
-        return ReactiveOperator(setting.problem, planner.templates)
+        base = planner(setting.problem) if setting.problem.graph_services else None
+        return ReactiveOperator(setting.problem, planner.templates, base=base)
     return RollingOperator(setting.problem, planner)
-
-
-def _renew(planner: TemplatePlanner) -> TemplatePlanner:
-    return TemplatePlanner(planner.catalog, planner.templates)
 
 
 def summarize_operations(results: Sequence[OperationResult]) -> list[OperationSummary]:

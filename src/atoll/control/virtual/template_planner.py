@@ -117,6 +117,10 @@ class TemplatePlanner:
         self.quick += 1
         return found
 
+    def renewed(self) -> TemplatePlanner:
+        """Return one that has planned nothing yet."""
+        return TemplatePlanner(self.catalog, self.templates)
+
     def per_s(self, instance: Instance) -> float:
         """Return what an instance carries: what its template does, or what it says itself."""
         # Copies of an instance share their nodes, and are looked up again and again.

@@ -25,7 +25,7 @@ from atoll.control.decision.machine_pool import MachinePool
 from atoll.control.virtual.market import MarketSeries, RegionOutage
 from atoll.core.rng import stream
 from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus, Labels
-from atoll.plan.plan import Instance, OfferKey, count_machines
+from atoll.plan.plan import Instance, OfferKey, RequestPath, count_machines
 from atoll.plan.problem import Offer
 
 _STARTUP_S = 240.0
@@ -95,6 +95,8 @@ class VirtualWorld:
         self.counts = WorldCounts()
         self.version = 0
         """Grows whenever what serves changes."""
+        self.paths: tuple[RequestPath, ...] = ()
+        """Ways that requests of any-to-any services go."""
         self._observed: dict[str, ObservedInstance] = {}
         self._luck = stream(seed, "virtual world")
         self._events: list[_Event] = []
@@ -150,7 +152,15 @@ class VirtualWorld:
             case StopInstance(name):
                 self.stop(name)
             case ReweightRoutes():
-                pass  # requests follow capacity here
+                # Those of plain services follow capacity here.
+                self.route(action.paths)
+
+    def route(self, paths: Iterable[RequestPath]) -> None:
+        """Have requests of any-to-any services go these ways, as far as executors serve."""
+        given = tuple(paths)
+        if given != self.paths:
+            self.paths = given
+            self.version += 1
 
     def start(self, instance: Instance, labels: Labels | None = None) -> None:
         """Order an instance; one that stands already is left as it is."""

@@ -185,9 +185,9 @@ def node_commands(
     """
     if instance.is_executor:
         raise InputError(
-            f"{instance.id} is an executor, which has no command of its own to paste",
+            f"{instance.id} is an executor, which runs components and no engine",
             field="classes",
-            hint="`atoll up` and `atoll serve` start it, and the graph server that asks it",
+            hint="its command comes from the parts of its service",
         )
     check_source(weights.source)
     if not weights.names:
@@ -231,8 +231,12 @@ def executor_command(
     settings: CommandSettings,
     *,
     labels: Labels | None = None,
+    fleet: str | None = None,
 ) -> NodeCommand:
-    """Return what an executor runs; InputError where nothing stands for the parts that it is planned for."""
+    """Return what an executor runs; InputError where nothing stands for the parts that it is planned for.
+
+    It meets its graph server in the fleet of its labels, or in `fleet`.
+    """
     components = components_of(instance, served)
     if not components:
         raise InputError(
@@ -251,8 +255,8 @@ def executor_command(
         *(() if settings.alone else ("--threads", "1")),
         *("--drain", f"{settings.drain_s:g}"),
     ]
-    fleet = instance.id if labels is None else labels.fleet
-    pool = ("--pool", pool_of(fleet), "--offer", offer.to_json())
+    place = (fleet or instance.id) if labels is None else labels.fleet
+    pool = ("--pool", pool_of(place), "--offer", offer.to_json())
     command = order.command([node], order.meet(node, [node], words, pool), {})
     if settings.executors is None:
         return command

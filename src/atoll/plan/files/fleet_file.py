@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import JsonValue
@@ -93,9 +94,17 @@ def load_fleet(
     return _problem(document, overlays, os.environ if environ is None else environ)
 
 
-def parse_fleet(text: str, *, path: str | os.PathLike[str] = "fleet.yaml") -> Problem:
-    """Read the text of a fleet file as `load_fleet` does; `path` is what errors call it."""
-    return _problem(FleetDocument(parse_yaml(text, path=path)), (), {})
+def parse_fleet(
+    text: str,
+    *,
+    path: str | os.PathLike[str] = "fleet.yaml",
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Problem:
+    """Read the text of a fleet file as `load_fleet` does; `path` is what errors call it.
+
+    Other files that it names are looked for beside that path.
+    """
+    return _problem(FleetDocument(parse_yaml(text, path=path)), (), environ)
 
 
 def build_problem(fleet: Mapping[str, object]) -> Problem:

@@ -62,7 +62,7 @@ from atoll.plan.files.schema_fields import (
     text_or_mapping,
 )
 from atoll.plan.plan import Market
-from atoll.plan.problem import ATTAINMENT, Phases, Shortage
+from atoll.plan.problem import ATTAINMENT, Phases, Router, Shortage
 from atoll.plan.robustness import DEMAND_CORRELATION, DEMAND_SD, SPOT_PRICE_SD
 from atoll.plan.survival import MAX_LOST
 from atoll.workload.lengths import PREFIX_BLOCK
@@ -646,6 +646,12 @@ class SettingsSpec(Frozen):
         "slices, shapes and phases apart; and the share of their time by which a machine more that costs "
         "nothing, or on a fixed cluster a machine, hop or slice more, must shorten requests to be used. "
         "0: the cheapest plan, all machines of a cluster.",
+    )
+    router: Router | None = Field(
+        default=None,
+        description="On a fixed cluster, what chooses pipelines in the runtime: atoll (looks ahead) or plain "
+        "(round robin over the plan's flows). Left out, placements are ranked by the worse of the two, or by "
+        "Atoll's with engine: atoll.",
     )
     startup: Duration | None = Field(
         default=None,

@@ -5,6 +5,7 @@ Everything is worked out again from the problem, the catalog and the performance
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -268,6 +269,11 @@ def _check_work(plan: Plan, problem: Problem, works: Works) -> Iterator[Violatio
         if differs(carried, instance.throughput_per_s):
             message = f"{carried:g} requests/s pass, {instance.throughput_per_s:g}/s are stated"
             yield violation("throughput", instance.id, message)
+        for klass, part, stated in instance.work:
+            real = works[instance.id].seconds.get((klass, part), math.inf)
+            if exceeds(real, stated):
+                message = f"{part} takes {real:.4g} s of '{klass}', {stated:.4g} s are stated"
+                yield violation("node-capacity", instance.id, message, real - stated)
 
 
 def executor_loads(

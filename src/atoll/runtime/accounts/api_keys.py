@@ -29,8 +29,9 @@ _TEXT = re.compile(rb"atoll-([a-z0-9]{12})-([A-Za-z0-9]{43})")
 _KNOWN_MODELS = 1024
 _WORST = "0" * 64
 
-Role = Literal["admin", "member", "viewer"]
-"""Rights of a key besides asking models: change everything, look after its own, or only look."""
+Role = Literal["admin", "operator", "member", "viewer"]
+"""Rights of a key besides asking models: change everything, run fleets and machines, look after its own, or
+only look."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, ClassVar, Self
 
 from atoll.components.base import BadInputError, Setup
-from atoll.components.chat_inputs import ChatInputs, SeenPicture
+from atoll.components.chat_inputs import ChatInputs, SeenPicture, frame_vectors
 from atoll.components.transformers_engine import PictureRequest, TransformersEngine
 from atoll.components.transformers_parts import ModelPart, load_part
 from atoll.core.errors import UsageError
@@ -53,20 +53,10 @@ class TransformersChat(EngineChat):
         """Return the messages with what stands around a picture in the model's prompts."""
         family = self._part.family
 
-        def frame(content: Any, where: str) -> Any:
-            if isinstance(content, str):
-                return content
-            return [
-                part
-                if isinstance(part, str)
-                else FramedVectors(self._check(part, where).embeds, family.before, family.after)
-                for part in content
-            ]
+        def frame(part: SeenPicture, where: str) -> FramedVectors:
+            return FramedVectors(self._check(part, where).embeds, family.before, family.after)
 
-        return [
-            message | {"content": frame(message["content"], f"messages[{number}].content")}
-            for number, message in enumerate(asked.messages)
-        ]
+        return frame_vectors(asked.messages, frame)
 
     def request(self, asked: ChatInputs, choice: ChoiceRequest) -> GenerateRequest:
         """Return what the engine is asked for, pictures included."""

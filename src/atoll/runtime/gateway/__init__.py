@@ -14,6 +14,7 @@ Begin at the top of `app`: it tells what happens to a request, in order. The mod
     content, form, cors         checks of what clients send
     faults                      errors for clients whom no backend could answer
     usage_writer, traffic_tally records of requests that ended; sums for a controller
+    request_kind                what a request brings and wants, for those sums
     gateway_metrics, series     what Prometheus reads
     health                      asks backends how they are
     gateway_pages, openapi      what the gateway answers by itself

@@ -74,6 +74,7 @@ from atoll.runtime.gateway.poison import DeathBook
 from atoll.runtime.gateway.prefill_leg import list_private
 from atoll.runtime.gateway.queue import RequestQueue
 from atoll.runtime.gateway.relay import Relay
+from atoll.runtime.gateway.request_kind import kind_of
 from atoll.runtime.gateway.request_log import RequestLog
 from atoll.runtime.gateway.requirements import SPECIAL
 from atoll.runtime.gateway.series import Series
@@ -470,7 +471,7 @@ class Gateway(Application):
         if len(self.relays) >= self.settings.limits.requests or self.draining:
             # A request that is refused for want of room is demand too, which a controller should know of.
             if tally is not None and not self.draining:
-                tally.refuse(now_s)
+                tally.refuse(now_s, kind_of(parsed))
             raise self._full()
         if endpoint in TOKEN_ENDPOINTS:
             # Work for a tokenizer: it says nothing of how much a model is asked.
@@ -490,7 +491,7 @@ class Gateway(Application):
             self._require(relay, request, parsed, endpoint, turn, kept)
         # Not before: a request that `_require` refuses has not arrived.
         if tally is not None:
-            tally.arrive(now_s)
+            tally.arrive(now_s, kind_of(parsed))
         # Known to all before the attempt, which may end the request at once.
         connection.exchange = relay
         self.relays.add(relay)
@@ -560,7 +561,7 @@ class Gateway(Application):
         except ApiError:
             # A model that a controller told of and that nobody serves just now: it is asked for still.
             if relay.tally is not None and parsed.model not in self.pool.rings:
-                relay.tally.refuse(now_s)
+                relay.tally.refuse(now_s, kind_of(parsed))
             raise
         # In the same turn of the loop as `admit`: no other request comes between the check and the count.
         if accounts is not None and grant is not None:

@@ -15,6 +15,7 @@ from atoll.runtime.gateway.dialects import DIALECTS
 from atoll.runtime.openai import (
     DETOKENIZE,
     EMBEDDINGS,
+    ERROR_SCHEMA,
     FORMS,
     IMAGES,
     REQUESTS,
@@ -23,22 +24,6 @@ from atoll.runtime.openai import (
     TRANSCRIPTIONS,
 )
 
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "integer", "null"]},
-            },
-        }
-    },
-}
 _MESSAGES_ERROR = {
     "type": "object",
     "required": ["type", "error"],
@@ -116,7 +101,7 @@ def document() -> dict[str, Any]:
         (*REQUESTS.values(), *FORMS.values(), *_DIALECTS.values()),
         ref_template="#/components/schemas/{name}",
     )
-    schemas["Error"] = _ERROR
+    schemas["Error"] = ERROR_SCHEMA
     schemas["MessagesError"] = _MESSAGES_ERROR
     for kind in FORMS.values():
         # The file passes unread, so no type has it.

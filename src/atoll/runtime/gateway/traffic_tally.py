@@ -149,6 +149,8 @@ class ModelTally:
         "_input_square",
         "_judged",
         "_kept",
+        "_kinds",
+        "_kinds_now",
         "_measured",
         "_output",
         "_output_square",
@@ -167,6 +169,8 @@ class ModelTally:
         self._groups_now: list[int] = []
         """Of the newest step, judged and kept of every group in turn."""
         self._ring = SumRing(_STEPS, _SUMS)
+        self._kinds: dict[str, SumRing] = {}
+        """Of arrivals that are not text for text, by what they bring and want."""
         # The whole steps of a day, and the one that is not over.
         self._day = SumRing(_DAY_STEPS + 1, 2)
         self._begin(int(now_s // _STEP_S))
@@ -192,6 +196,7 @@ class ModelTally:
         self._input = self._input_square = self._output = self._output_square = 0
         self._firsts = self._rest_tokens = 0
         self._first = self._rest = 0.0
+        self._kinds_now: dict[str, int] = {}
         self._totals: dict[int, list[float]] = {}
         """Sums of whole steps, by how many: they stay until the next step."""
 
@@ -216,19 +221,23 @@ class ModelTally:
         """Put the newest step into the rings and begin another."""
         self._ring.add(self._step, self._sums())
         self._groups.add(self._step, self._groups_now)
+        for kind, count in self._kinds_now.items():
+            self._kinds.setdefault(kind, SumRing(_STEPS, 1)).add(self._step, (count,))
         if self._judged:
             self._day.add(self._step // _STEPS_A_DAY_STEP, (self._judged, self._kept))
         self._begin(int(now_s // _STEP_S))
 
-    def arrive(self, now_s: float) -> None:
-        """Count a request that came."""
+    def arrive(self, now_s: float, kind: str = "") -> None:
+        """Count a request that came; `kind` is what it brings and wants ("": text for text)."""
         if now_s >= self._step_ends_s:
             self._roll(now_s)
         self._arrivals += 1
+        if kind:
+            self._kinds_now[kind] = self._kinds_now.get(kind, 0) + 1
 
-    def refuse(self, now_s: float) -> None:
+    def refuse(self, now_s: float, kind: str = "") -> None:
         """Count a request that came and was refused."""
-        self.arrive(now_s)
+        self.arrive(now_s, kind)
         if self.promise is not None:
             self._judged += 1
 
@@ -339,7 +348,17 @@ class ModelTally:
             first_sum_s=total[9],
             rest_tokens=int(total[10]),
             rest_sum_s=total[11],
+            kinds=self._window_kinds(begin),
         )
+
+    def _window_kinds(self, begin: int) -> dict[str, int]:
+        """Return how many of each kind came since a step began."""
+        found = {
+            kind: int(ring.total(begin, self._step)[0]) + self._kinds_now.get(kind, 0)
+            for kind, ring in self._kinds.items()
+        }
+        found = self._kinds_now | found
+        return {kind: count for kind, count in sorted(found.items()) if count}
 
 
 class InstanceTally:

@@ -23,6 +23,11 @@ class GraphServerMetrics:
             "Requests that ended, by endpoint, model and status.",
             ("endpoint", "model", "status"),
         )
+        self.classes = CounterFamily(
+            "atoll_graph_class_requests_total",
+            "Requests that were given a path, by model and class of the plan.",
+            ("model", "class"),
+        )
         self.seconds = HistogramFamily(
             "atoll_graph_request_seconds", "From request to the end of its answer.", ("endpoint",)
         )
@@ -62,7 +67,7 @@ class GraphServerMetrics:
     def _read(
         self, gauges: Sequence[tuple[str, str, float]], executors: Sequence[tuple[str, bool]]
     ) -> Iterator[Metric]:
-        counters = (self.requests, self.attempts, self.used)
+        counters = (self.requests, self.classes, self.attempts, self.used)
         for counter in counters:
             yield counter.read()
         for histogram in (self.seconds, self.first, self.invocation):

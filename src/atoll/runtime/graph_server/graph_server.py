@@ -264,6 +264,8 @@ class TaskGraphServer:
         await current.close(status)
         trace, usage = current.trace, current.usage
         self.metrics.requests.child(trace.endpoint, trace.service, str(status)).add()
+        if trace.klass:
+            self.metrics.classes.child(trace.service, trace.klass).add()
         if trace.took_s is not None:
             self.metrics.seconds.child(trace.endpoint).observe(trace.took_s)
         if trace.first_s is not None:

@@ -14,10 +14,7 @@ import numpy as np
 from atoll.plan.plan import RequestPath
 from atoll.routing.decisions import round_robin
 from atoll.runtime.graph_server.graph_config import ExecutorAddress, GraphService
-from atoll.workload.classes import Modality, parse_class_name
-
-Brought = tuple[tuple[Modality, ...], tuple[Modality, ...]]
-"""Modalities that a request brings and wants, in the order of `parse_class_name`."""
+from atoll.workload.classes import Brought, match_class, parse_class_name
 
 
 class WeightedRoundRobin:
@@ -186,7 +183,7 @@ class PathRouter:
         it; labels in brackets are not looked at. Paths and executors that are dead are left out as long as
         others live; without any path its executors are assigned one by one.
         """
-        klass = self._klass(brought)
+        klass = match_class(brought, self._paths)
         if klass is None:
             return RequestRoute("", (), self)
         paths = self._paths[klass]
@@ -208,14 +205,3 @@ class PathRouter:
             if executor is not None:
                 steps.append((step.parts, executor, turns))
         return RequestRoute(paths[number].klass, steps, self)
-
-    def _klass(self, brought: Brought) -> Brought | None:
-        if brought in self._paths:
-            return brought
-        wide = [
-            klass
-            for klass in self._paths
-            if set(brought[0]) <= set(klass[0]) and set(brought[1]) <= set(klass[1])
-        ]
-        # The smallest that fits; of several always the same one.
-        return min(wide, key=lambda klass: (len(klass[0]) + len(klass[1]), klass), default=None)

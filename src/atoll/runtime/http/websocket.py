@@ -30,6 +30,7 @@ class WebSocket:
     ) -> None:
         """Answer the handshake; ApiError where it is none. max_bytes: of one message."""
         try:
+            from websockets.http11 import Request as Handshake
             from websockets.server import ServerProtocol
         except ImportError as error:
             raise MissingDependencyError("websockets", "serve", needed_for="realtime") from error
@@ -51,8 +52,8 @@ class WebSocket:
         lines = [b"GET " + request.path + b" HTTP/1.1"]
         lines += [name + b": " + value for name, value in request.headers.items()]
         self._protocol.receive_data(b"\r\n".join([*lines, b"", b""]))
-        events = self._protocol.events_received()
-        response = self._protocol.accept(events[0]) if events else None
+        asked = [e for e in self._protocol.events_received() if isinstance(e, Handshake)]
+        response = self._protocol.accept(asked[0]) if asked else None
         if response is None or response.status_code != 101:
             raise ApiError(400, "this is no handshake of a WebSocket")
         self._protocol.send_response(response)
@@ -96,11 +97,11 @@ class WebSocket:
 
     def receive(self, data: bytes) -> None:
         """Take bytes that came."""
-        from websockets.frames import Opcode
+        from websockets.frames import Frame, Opcode
 
         self._protocol.receive_data(data)
         for frame in self._protocol.events_received():
-            if not hasattr(frame, "opcode"):
+            if not isinstance(frame, Frame):
                 continue
             if frame.opcode in (Opcode.TEXT, Opcode.CONT):
                 self._parts.append(bytes(frame.data))

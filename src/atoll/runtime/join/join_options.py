@@ -134,6 +134,10 @@ class JoinOptions(Frozen):
     spot_url: str | None = None
     """Where such notices are asked for, if not where that cloud has them."""
 
+    measure: bool = option(
+        False,
+        "Measure this machine before it joins, a few minutes: its GPU's operators, or its cores.",
+    )
     accept_assignments: bool = option(
         False, "Let operators change what is served (`atoll assign`)."
     )

@@ -22,6 +22,7 @@ from atoll.core.errors import AtollError, UsageError
 from atoll.core.units import format_duration
 from atoll.fabric.identity.access import Access, is_loopback
 from atoll.fabric.identity.identity import RefusedError
+from atoll.fabric.registry.measured import pack_measured
 from atoll.fabric.registry.records import Hardware, Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.fabric_settings import FabricSettings
@@ -41,6 +42,7 @@ from atoll.runtime.join.engine_start import (
 )
 from atoll.runtime.join.hardware import gpus_from_text, host_name, read_gpu_use, read_hardware
 from atoll.runtime.join.join_options import JoinOptions
+from atoll.runtime.join.measuring import measure
 from atoll.runtime.join.offers import Inspector
 from atoll.runtime.join.watcher import EngineProbe, Watcher, WatchSettings
 from atoll.runtime.supervise import supervision as supervise
@@ -105,6 +107,7 @@ class JoinedNode:
         self._settings = settings or FabricSettings(proxy=options.proxy)
         self._environment = os.environ if environment is None else environment
         self._hardware = Hardware()
+        self._measured: dict[str, str] = {}
         self._agent = Agent(self._process_changed)
         self._said = Announcement(SessionState.JOIN, None)
         self._said_ends_s: float | None = None
@@ -127,6 +130,8 @@ class JoinedNode:
         if prepared is not None and prepared.command is not None:
             await refuse_taken(prepared.server.url)
         self._hardware = self._read_hardware()
+        if options.measure:
+            await self._measure()
         await self._first_deadline()
         self.fabric = await Fabric.connect(
             self._access,
@@ -161,6 +166,16 @@ class JoinedNode:
                 field="--fabric",
                 hint="make certificates with 'atoll fabric init', or give a command to run",
             )
+
+    async def _measure(self) -> None:
+        """Find out how fast the machine is; one that cannot be measured joins all the same."""
+        self._say("measuring this machine: nothing else should run here")
+        try:
+            self._measured = pack_measured(await measure(self._hardware))
+        except AtollError as error:
+            self._say(f"not measured: {error}")
+            return
+        self._say("measured" if self._measured else "not measured: the result is too long to tell")
 
     def _read_hardware(self) -> Hardware:
         hardware = read_hardware(self._environment)
@@ -307,6 +322,7 @@ class JoinedNode:
         return msgspec.structs.replace(
             base,
             hardware=self._hardware,
+            labels=base.labels | self._measured,
             engine=known.engine if known else "",
             engine_version=known.version if known else "",
             services=offer.services if offer else (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,9 +61,8 @@ def deployment_of(
         raise UsageError(f"no executor of {', '.join(services)} runs anything here", field="parts")
     # Those that are not started are on no path, though they may be planned.
     started = {executor.id for executor in executors}
-    left = tuple(i for i in plan.instances if i.id in started or not i.is_executor)
     served = {name: parts[name] for name in services}
-    graph_services = services_over(served, plan.model_copy(update={"instances": left}))
+    graph_services = services_over(served, plan.paths, started)
     stand_ins = {name: text for name in services if (text := parts[name].stand_in)}
     apart = {
         instance.service
@@ -84,11 +83,11 @@ def components_of(instance: Instance, served: ServedParts) -> dict[str, dict[str
 
 
 def services_over(
-    parts: Mapping[str, ServedParts], plan: Plan | None = None
+    parts: Mapping[str, ServedParts],
+    paths: Sequence[RequestPath] = (),
+    there: Collection[str] | None = None,
 ) -> tuple[GraphService, ...]:
-    """Return any-to-any services with the ways of their requests over the executors of a plan, if any."""
-    there = {one.id for one in plan.executor_instances} if plan is not None else set()
-    paths = plan.paths if plan is not None else ()
+    """Return any-to-any services with the ways of their requests over executors, those that are `there`."""
     return tuple(
         GraphService(
             name=name,
@@ -119,14 +118,16 @@ def _together(parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(part.removesuffix(_DECODE) for part in parts if not part.endswith(_PREFILL))
 
 
-def _live_paths(paths: Sequence[RequestPath], known: set[str]) -> tuple[RequestPath, ...]:
-    """Return paths with only the steps that do something, and whose executors are there."""
+def _live_paths(
+    paths: Sequence[RequestPath], known: Collection[str] | None
+) -> tuple[RequestPath, ...]:
+    """Return paths with only the steps that do something, and whose executors are known (None: all)."""
     found = []
     for path in paths:
         steps = tuple(
             step.model_copy(update={"instances": weights, "parts": parts})
             for step in path.steps
-            if (weights := {k: v for k, v in step.instances.items() if k in known})
+            if (weights := {k: v for k, v in step.instances.items() if known is None or k in known})
             and (parts := _together(step.parts))
         )
         if steps:

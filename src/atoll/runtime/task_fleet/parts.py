@@ -29,6 +29,7 @@ _OPTIONS: dict[str, dict[str, object]] = {
     "terrain-diffusion": {"image_sizes": ["128x128"]},
     "transformers-vision": {"see": "transformers-vision"},
     "transformers-chat": {"think": "transformers-chat"},
+    "vllm-chat": {"think": "vllm-chat"},
     "whisper-encoder": {"hear_encoder": "whisper-encoder"},
     "whisper-decoder": {"hear_decoder": "whisper-decoder"},
 }
@@ -41,7 +42,7 @@ TASKS: dict[Endpoint, str] = {
 }
 """The library's task for each endpoint."""
 NEEDS: dict[Endpoint, tuple[frozenset[str], ...]] = {
-    "chat": (frozenset({"smollm2"}), frozenset({"transformers-chat"})),
+    "chat": tuple(frozenset({llm}) for llm in ("smollm2", "transformers-chat", "vllm-chat")),
     "transcriptions": (
         frozenset({"moonshine-encoder", "moonshine-decoder"}),
         frozenset({"whisper-encoder", "whisper-decoder"}),

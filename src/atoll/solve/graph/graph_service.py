@@ -242,10 +242,7 @@ class ServiceProgram:
             for part in route
         ):
             return
-        slow, name = self.effort.slowdown, "+".join(option)
-        # What was measured for the kind, else for the option on any kind, else nothing.
-        others = slow.get((self.service.name, name, "*"), 1.0)
-        slowed = slow.get((self.service.name, name, kind), others)
+        slowed = self.effort.slowdown_of(self.service.name, "+".join(option), kind)
         self.types.append(_Kind(option, kind, offers, slowed))
 
     def _time(self, index: int, klass: RequestClass, label: str) -> tuple[float, float] | None:

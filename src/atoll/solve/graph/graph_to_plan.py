@@ -10,6 +10,7 @@ from dataclasses import replace
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InternalError
 from atoll.core.ids import Phase, RoleId, parse_node_type
+from atoll.plan.executors import node_work
 from atoll.plan.plan import (
     SINK,
     SOURCE,
@@ -18,6 +19,7 @@ from atoll.plan.plan import (
     Market,
     Node,
     OfferKey,
+    PartSeconds,
     Plan,
     RequestPath,
     RequestStep,
@@ -88,7 +90,7 @@ def plan_of(
         packed = tuple(_carrying(i, passing.get(i.id, 0.0)) if i.is_executor else i for i in packed)
     return assemble(
         problem,
-        packed,
+        [_with_work(problem, catalog, effort, one) if one.is_executor else one for one in packed],
         catalog=catalog,
         status=answer.status,
         solver=solver,
@@ -370,6 +372,17 @@ def _passing(
             for name, weight in step.instances.items():
                 passing[name] += rate * path.share * weight
     return dict(passing)
+
+
+def _with_work(problem: Problem, catalog: Catalog, effort: Effort, instance: Instance) -> Instance:
+    """The executor with the seconds that requests take of it, as slow as it was planned to be."""
+    service = problem.service(instance.service)
+    work = node_work(problem, catalog, service, instance)
+    parts, kind = instance.role_id.component, instance.nodes[0].kind
+    slowed = effort.slowdown_of(service.name, parts, kind)
+    found = {} if work is None else work.seconds
+    seconds = tuple(PartSeconds(*key, slowed * found[key]) for key in sorted(found))
+    return instance.model_copy(update={"work": seconds})
 
 
 def _carrying(instance: Instance, per_s: float) -> Instance:

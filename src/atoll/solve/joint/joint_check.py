@@ -1,4 +1,4 @@
-"""Whether an answer to the joint problem keeps (5b) to (5k): plain loops, straight from the constraints.
+"""Whether an answer to the joint problem keeps (5b) to (5k) and stock: plain loops, straight from these.
 
 Shares no code with the solvers, nor with the problem's derived arrays. (5h) is taken as a cap on all storage
 together, which is what the paper's text says. Its formula, which sums over models and tiers only, could be
@@ -81,6 +81,7 @@ def violations(
                 shard = (float(problem.weights_gb[j]) + float(problem.kv_gb[j]) * cache) / gpus
                 ledger.at_most("5f", (j, k), shard, float(problem.memory_gb[k]))
     spent += problem.horizon_h * problem.storage_usd * sum(stored)
+    _check_stock(problem, answer, ledger)
     ledger.at_most("5c", (), spent, problem.budget)
     if per_type:
         for i in range(types):
@@ -90,6 +91,18 @@ def violations(
     for i in range(types):
         _check_type(problem, answer, i, ledger)
     return ledger.found
+
+
+def _check_stock(problem: JointProblem, answer: JointAnswer, ledger: _CheckedAnswer) -> None:
+    if problem.lot is None or problem.stock is None:
+        return
+    used = [0.0] * len(problem.stock)
+    for configs in answer.config.tolist():
+        for k, c in enumerate(configs):
+            if c >= 0:
+                used[int(problem.lot[k])] += float(problem.tp[c] * problem.pp[c])
+    for lot, gpus in enumerate(used):
+        ledger.at_most("stock", (lot,), gpus, float(problem.stock[lot]))
 
 
 def _check_type(problem: JointProblem, answer: JointAnswer, i: int, ledger: _CheckedAnswer) -> None:

@@ -14,6 +14,7 @@ parallel n, pipeline depth m). The numbers in brackets are those of the paper's 
     (5g) sum_i alpha_ijk r_i lambda_i / 1000 x_ijk <= eta 3600 P_k y_jk
     (5h) all storage together within its capacity (the paper's text; its formula could be read per type)
     (5i) D_i <= Delta_i      (5j) sum e_ijk x_ijk <= eps_i      (5k) 0 <= x_ijk <= z_ijk <= q_jk
+    (stock) sum_jk y_jk of the tiers of a lot within its stock, where there are lots: the paper has none
 
 Units: hours, queries/h, tokens, GB, TFLOP/s, GFLOP/token, seconds, USD for the whole horizon. `rho` is USD
 per second of a type's mean delay and `phi` USD for all of a type unserved: as (5a) has them, not multiplied
@@ -85,6 +86,10 @@ class JointProblem:
     """alpha[i, j, k], GFLOP per token."""
     residence_s: Floats
     """T_res[i, j, k]."""
+    lot: Ints | None = None
+    """lot[k], the lot that a tier's GPUs are of; None where there are as many as anybody likes."""
+    stock: Ints | None = None
+    """stock[l], GPUs of a lot."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

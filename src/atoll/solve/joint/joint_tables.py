@@ -64,6 +64,10 @@ class JointTables(NamedTuple):
     """error_limit[i]."""
     gpus: Ints
     """gpus[c]."""
+    lot: Ints
+    """lot[p], which stock a pair's GPUs are of."""
+    stock: Floats
+    """stock[l], GPUs; inf where there is no limit."""
 
 
 class Ledger(NamedTuple):
@@ -79,14 +83,20 @@ class Ledger(NamedTuple):
     """types[DELAY, ERROR or UNMET, i]."""
     totals: Floats
     """MONEY, STORED."""
+    used: Floats
+    """used[l], GPUs of each stock."""
 
 
 TABLES_TYPE = (
     "Tuple((float64[::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
     " float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[::1], float64[::1], float64[::1],"
-    " float64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float64[::1], int64[::1]))"
+    " float64[::1], float64[::1], float64[::1], float64[::1], float64[::1], float64[::1], int64[::1],"
+    " int64[::1], float64[::1]))"
 )
-LEDGER_TYPE = "Tuple((int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[::1]))"
+LEDGER_TYPE = (
+    "Tuple((int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[::1],"
+    " float64[::1]))"
+)
 """Types of the entries' arguments: `JointTables` and `Ledger` as plain tuples, which numba can name."""
 
 
@@ -122,6 +132,8 @@ def tables_of(problem: JointProblem) -> JointTables:
         delay_limit=table(problem.delay_limit, np.float64),
         error_limit=table(problem.error_limit, np.float64),
         gpus=table(gpus),
+        lot=table(np.zeros(pairs) if problem.lot is None else problem.lot[tier], np.int64),
+        stock=table([np.inf] if problem.stock is None else problem.stock, np.float64),
     )
 
 
@@ -131,7 +143,8 @@ def ledger_of(tables: JointTables) -> Ledger:
     sums = np.zeros((3, types))
     sums[UNMET] = 1.0
     return Ledger(
-        np.full(pairs, -1, np.int64), np.zeros((types, pairs)), np.zeros((2, pairs)), sums, np.zeros(2)
+        np.full(pairs, -1, np.int64), np.zeros((types, pairs)), np.zeros((2, pairs)), sums,
+        np.zeros(2), np.zeros(len(tables.stock)),
     )  # fmt: skip
 
 
@@ -170,6 +183,8 @@ def clear(ledger: Ledger) -> None:
         pairs[CACHE, p] = 0.0
     ledger.totals[MONEY] = 0.0
     ledger.totals[STORED] = 0.0
+    for lot in range(ledger.used.shape[0]):
+        ledger.used[lot] = 0.0
 
 
 @lean_part
@@ -184,8 +199,16 @@ def copy(source: Ledger, target: Ledger) -> None:
             target.share[i, p] = source.share[i, p]
         for row in range(3):
             target.types[row, i] = source.types[row, i]
+    copy_totals(source, target)
+
+
+@lean_part
+def copy_totals(source: Ledger, target: Ledger) -> None:
+    """Write the sums over all types and pairs of one answer over those of another."""
     target.totals[MONEY] = source.totals[MONEY]
     target.totals[STORED] = source.totals[STORED]
+    for lot in range(source.used.shape[0]):
+        target.used[lot] = source.used[lot]
 
 
 @lean_part
@@ -229,8 +252,10 @@ def configure(tables: JointTables, ledger: Ledger, p: int, c: int) -> None:
         return
     if old >= 0:
         ledger.totals[MONEY] -= tables.rent[p, old]
+        ledger.used[tables.lot[p]] -= tables.gpus[old]
     if c >= 0:
         ledger.totals[MONEY] += tables.rent[p, c]
+        ledger.used[tables.lot[p]] += tables.gpus[c]
     if old >= 0 and c >= 0:
         for i in range(ledger.share.shape[0]):
             if ledger.share[i, p] > 0.0:
@@ -238,6 +263,14 @@ def configure(tables: JointTables, ledger: Ledger, p: int, c: int) -> None:
                     tables.delay[i, p, c] - tables.delay[i, p, old]
                 )
     ledger.config[p] = c
+
+
+@lean_part
+def in_stock(tables: JointTables, ledger: Ledger, p: int, c: int) -> bool:
+    """Say whether there are GPUs enough to give a pair this configuration."""
+    now = ledger.config[p]
+    more = tables.gpus[c] - (tables.gpus[now] if now >= 0 else 0)
+    return bool(ledger.used[tables.lot[p]] + more <= tables.stock[tables.lot[p]])
 
 
 @lean_part

@@ -25,6 +25,8 @@ from atoll.solve.place.placement_candidates import CandidateWork, Score
 SEARCH = "flow.search"
 MILP = "flow.milp"
 RULES = ("swarm", "petals", "separate", "separate-plus", "chain", "random")
+KNOWN_RULES = ("swarm", "separate", "separate-plus", "chain")
+"""Rules whose placements are candidates; Petals' needs partial inference."""
 CP = "cp"
 MEMP = "memp"
 NAMES = (SEARCH, MILP, *RULES)
@@ -249,9 +251,7 @@ def starts(
     from atoll.solve.place.bound.lanes import ITERATIONS, lanes
 
     # Petals' placement needs partial inference, so it is a start only with that.
-    names = [name for name in RULES if name not in ("petals", "random")]
-    if instance.partial:
-        names.append("petals")
+    names = [*KNOWN_RULES, *(["petals"] if instance.partial else [])]
     placements = [by_rule(name, instance, seed)[1] for name in names]
     # Rules take no time; lanes do, and are left out where it is over.
     if not deadline.is_over():

@@ -31,11 +31,12 @@ from atoll.solve.family import SolverFamily
 from atoll.solve.place.coverage import coverage_of
 from atoll.solve.place.evaluate import max_flow
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
-from atoll.solve.place.from_problem import flow_instance
+from atoll.solve.place.from_problem import flow_instance, placement_of
 from atoll.solve.place.latency import flow_within
 from atoll.solve.place.machine_cuts import even_cuts
 from atoll.solve.place.place_service import (
     CP,
+    KNOWN_RULES,
     MEMP,
     MILP,
     NAMES,
@@ -44,6 +45,7 @@ from atoll.solve.place.place_service import (
     SEARCH,
     FlowEffort,
     ServicePlacement,
+    by_rule,
     describe_limit,
     places,
     reasons,
@@ -55,6 +57,8 @@ from atoll.solve.place.place_to_plan import Placed, fit_links, plan_of
 from atoll.solve.place.replicas import place_replicas
 from atoll.solve.plan_request import PlanRequest
 
+_LEAST_MEASURED = 24
+"""Simulated placements with the least effort: the known ones and a few others."""
 _RANKED = 6
 """Placements that are ranked where a `Rank` is given, before the best are changed further."""
 _CUT_WORK = 0.25
@@ -63,6 +67,12 @@ _LASTING_WORK = 0.5
 """Share of the usual work for placements that last, of which some keep a promise."""
 _MAX_CUT = 64
 """Pieces of a cluster up to which even cuts are searched."""
+
+_ROUTERS = {
+    "atoll": "Atoll's router",
+    "plain": "plain round robin over the plan's flows",
+}
+"""What plans call routers."""
 
 _LOOSEST_PROMISE = 64.0
 """Times the promise up to which a pipeline that keeps it is sought."""
@@ -258,7 +268,7 @@ def _rank(
     """Return the best placement by the rank of `effort`, and how it was found."""
     from atoll.core.rng import stream
     from atoll.solve.place.evaluate import max_flow
-    from atoll.solve.place.refine import refine
+    from atoll.solve.place.refine import MEASURED, refine
     from atoll.solve.place.sustained.sustained import best_flows, evaluator, site_of, sustain
 
     service, instance = answers[0].placed.service, answers[0].placed.instance
@@ -284,6 +294,8 @@ def _rank(
         [answer.placed.placement for answer in answers],
         (lasting, largest),
         measure,
+        known=_known(problem, service, instance),
+        max_runs=max(_LEAST_MEASURED, round(MEASURED * effort.work)),
         quick=evaluator(site),
         deadline=deadline,
         random=stream(problem.settings.seed, "refine"),
@@ -296,7 +308,26 @@ def _rank(
         f"{refined.value.prompt_s:.2f} s: the best of {refined.runs:,} simulated plans (the best by its "
         f"analytic value: {refined.first.tokens_per_s:,.1f}, {refined.first.prompt_s:.2f} s)"
     )
-    return ServicePlacement(placed, answers[0].bound, limit), (note,)
+    routers = problem.settings.routers
+    assumed = " and under ".join(_ROUTERS[router] for router in routers)
+    ranked = f"ranked under {assumed}" + (", by the worse (--router)" if len(routers) > 1 else "")
+    return ServicePlacement(placed, answers[0].bound, limit), (note, ranked)
+
+
+def _known(problem: Problem, service: Service, instance: FlowInstance) -> list[Placement]:
+    """Placements by the simple rules, and what runs where that is given, on the same nodes."""
+    rules = [by_rule(name, instance, problem.settings.seed)[1] for name in KNOWN_RULES]
+    at = {name: i for i, name in enumerate(instance.names)}
+    ranges = [(0, 0)] * instance.size
+    for one in problem.running:
+        if one.service == service.name:
+            for node in one.nodes:
+                if node.host in at:
+                    ranges[at[node.host]] = (node.start, node.end)
+    held = [end - start for start, end in ranges]
+    if any(held) and all(j <= most for j, most in zip(held, instance.max_layers, strict=True)):
+        rules.insert(0, placement_of(instance, ranges))
+    return [placement for placement in rules if placement is not None]
 
 
 def _linear(effort: FlowEffort) -> FlowEffort:

@@ -1,9 +1,9 @@
 """Simulation in the loop: the best of some placements by a measure of their plans, then changes to it.
 
 A measure (a simulation, say) sees what the analytic value does not, and takes a tenth of a second or more.
-So candidates are measured, each with its lasting flow and the best few with the largest flow too. Then
-the best of these are changed step by step: of a few changes the one with the best analytic value is measured,
-and kept where it is better.
+So candidates are measured, each with its lasting flow and the best few with the largest flow too; placements
+by known rules, and those that were given, with both. Then the best of these are changed step by step: of a
+few changes the one with the best analytic value is measured, and kept where it is better.
 """
 
 from __future__ import annotations
@@ -44,6 +44,20 @@ class Refined:
     runs: int
 
 
+@dataclass(frozen=True)
+class Run:
+    """A measurement: of a placement with the flow that a split makes of it."""
+
+    value: Measured
+    placement: Placement
+    flows: Flows
+    split: Split
+
+    def rank(self, floor: float) -> tuple[bool, float]:
+        """How good it is; what generates less than `floor` comes after all else."""
+        return self.value.tokens_per_s >= floor, self.value.score
+
+
 def refine(
     instance: FlowInstance,
     candidates: Sequence[Placement],
@@ -53,54 +67,68 @@ def refine(
     quick: Value,
     deadline: Deadline,
     random: np.random.Generator,
+    known: Sequence[Placement] = (),
     max_runs: int = MEASURED,
 ) -> Refined:
     """Return the best placement by `measure` found with at most so many measurements.
 
-    `splits` make flows of a placement, the usual one first; `quick` is the analytic value. A deadline ends
+    `splits` make flows of a placement, the usual one first; `quick` is the analytic value. `known` placements
+    are measured with all splits, and what is returned carries no less than any of them. A deadline ends
     it early; the first candidate is measured however little time there is.
     """
     keys: set[bytes] = set()
-    runs: list[tuple[Measured, Placement, Flows, Split]] = []
-
-    def look(placement: Placement, split: Split) -> None:
-        flows = split(instance, placement)
-        value = measure(placement, flows) if flows.value > 0 else Measured(0.0, 0.0)
-        runs.append((value, placement, flows, split))
+    runs: list[Run] = []
 
     def is_over() -> bool:
         return len(runs) >= max_runs or deadline.is_over()
 
-    for placement in candidates:
-        # The first candidate is always measured: there must be an answer, however late it is.
-        if runs and is_over():
-            break
-        keys.add(_key(placement))
-        look(placement, splits[0])
-    first = runs[0][0]
+    def look(placement: Placement, splits: Sequence[Split]) -> None:
+        for split in splits:
+            # The first of all is always measured: there must be an answer, however late it is.
+            if runs and is_over():
+                return
+            keys.add(_key(placement))
+            flows = split(instance, placement)
+            value = measure(placement, flows) if flows.value > 0 else Measured(0.0, 0.0)
+            runs.append(Run(value, placement, flows, split))
+
+    look(candidates[0], splits[:1])
+    first = runs[0].value
+    for placement in known:
+        look(placement, splits)
+    floor = max((run.value.tokens_per_s for run in runs[1:]), default=0.0)
+    seen = frozenset(_key(placement) for placement in known)
+    others = [placement for placement in candidates[1:] if _key(placement) not in seen]
+    for placement in others:
+        look(placement, splits[:1])
     # Measurements are few, so only the leading placements are measured with other splits.
-    leading = sorted(runs, key=lambda run: -run[0].score)[:_OTHERWISE]
-    for _, placement, _, _ in leading:
-        for split in splits[1:]:
-            if not is_over():
-                look(placement, split)
-    runs.sort(key=lambda run: -run[0].score)
-    # Of runs with the same placement the best is kept: it comes last in the reversed order.
-    climbing = list({_key(run[1]): run for run in reversed(runs)}.values())
-    climbing = sorted(climbing, key=lambda run: -run[0].score)[:_CLIMBING]
+    leading = sorted(runs, key=lambda run: -run.value.score)[:_OTHERWISE]
+    for run in (run for run in leading if _key(run.placement) not in seen):
+        look(run.placement, splits[1:])
+    climbing = _leaders(runs, floor)
     stale = 0
     while not is_over() and stale < _PATIENCE:
         # In turn, so that one good placement does not take all measurements.
         turn = stale % len(climbing)
-        tried = _pick_promising(instance, climbing[turn][1], quick, keys, random)
+        here = climbing[turn]
+        tried = _pick_promising(instance, here.placement, quick, keys, random)
         stale += 1
         if tried is None:
             continue
-        look(tried, climbing[turn][3])
-        if runs[-1][0].score > climbing[turn][0].score:
+        look(tried, (here.split,))
+        if runs[-1].rank(floor) > here.rank(floor):
             climbing[turn], stale = runs[-1], 0
-    best = max(climbing, key=lambda run: run[0].score)
-    return Refined(best[1], best[2], best[0], first, len(runs))
+    best = max(climbing, key=lambda run: run.rank(floor))
+    return Refined(best.placement, best.flows, best.value, first, len(runs))
+
+
+def _leaders(runs: Sequence[Run], floor: float) -> list[Run]:
+    """The best few measurements, one of each placement."""
+    ranked = sorted(runs, key=lambda run: run.rank(floor), reverse=True)
+    best: dict[bytes, Run] = {}
+    for run in ranked:
+        best.setdefault(_key(run.placement), run)
+    return list(best.values())[:_CLIMBING]
 
 
 def _pick_promising(

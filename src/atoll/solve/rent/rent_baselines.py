@@ -9,6 +9,8 @@ cauchy               Cauchy as Coral adapts it: per model a combination of one h
 memory-proportional  OpenFabric's memP: each model gets a share of every kind of node in proportion to arrival
                      rate times model size, and serves from that share with homogeneous replicas.
 
+`gh` and `agh`, which choose models as well, are in `choosing.joint_fleet`.
+
 `homogeneous-node` and `cauchy-node` are the same with replicas of a single node each, tensor-parallel inside:
 what the paper's runs of both show. The others may also be pipelines over several equal nodes, which makes
 them stronger.
@@ -259,7 +261,7 @@ def plan_homogeneous(
     for service in problem.services:
         taken += _cover(problem, service, every, stock)
     name = "homogeneous-node" if max_nodes == 1 else "homogeneous"
-    return _plan(problem, catalog, libraries, taken, name)
+    return plan_replicas(problem, catalog, libraries, taken, name)
 
 
 def plan_memory_proportional(problem: Problem, catalog: Catalog, libraries: Libraries) -> Plan:
@@ -274,7 +276,7 @@ def plan_memory_proportional(problem: Problem, catalog: Catalog, libraries: Libr
     shares = _shares(problem.offers, {name: w / total for name, w in weights.items()})
     for service in problem.services:
         taken += _cover(problem, service, every, _Stock(shares[service.name]))
-    return _plan(problem, catalog, libraries, taken, "memory-proportional")
+    return plan_replicas(problem, catalog, libraries, taken, "memory-proportional")
 
 
 def _shares(offers: Iterable[Offer], weights: dict[str, float]) -> dict[str, list[int]]:
@@ -293,7 +295,7 @@ def _shares(offers: Iterable[Offer], weights: dict[str, float]) -> dict[str, lis
 
 
 @dataclass(frozen=True)
-class _Combination:
+class Combination:
     """One prefill replica and the decode replicas it feeds, in one region."""
 
     service: int
@@ -304,6 +306,7 @@ class _Combination:
 
     @property
     def usd(self) -> float:
+        """USD per hour of all its replicas."""
         return self.prefill.usd + self.decodes * self.decode.usd
 
     @property
@@ -319,8 +322,7 @@ def plan_cauchy(
 ) -> Plan:
     """Return the plan of prefill-decode combinations with the best per-model cost efficiency."""
     every = replicas(problem, libraries, max_nodes)
-    combinations = _combinations(problem, every)
-    chosen = _solve_cauchy(problem, combinations)
+    chosen = _solve_cauchy(problem, combinations(problem, every))
     taken: list[tuple[HomogeneousReplica, int]] = []
     for combination, number in chosen:
         taken += [(combination.prefill, number), (combination.decode, number * combination.decodes)]
@@ -332,14 +334,12 @@ def plan_cauchy(
         if service.phases == "together":
             taken += _cover(problem, service, every, stock)
     name = "cauchy-node" if max_nodes == 1 else "cauchy"
-    return _plan(problem, catalog, libraries, taken, name)
+    return plan_replicas(problem, catalog, libraries, taken, name)
 
 
-def _combinations(
-    problem: Problem, every: dict[str, list[HomogeneousReplica]]
-) -> list[_Combination]:
+def combinations(problem: Problem, every: dict[str, list[HomogeneousReplica]]) -> list[Combination]:
     """Per model and region: for each pair of node types the best ratio of decode to prefill replicas."""
-    combinations = []
+    found = []
     for index, service in enumerate(problem.services):
         if service.phases == "together":
             continue
@@ -356,9 +356,9 @@ def _combinations(
                 options = []
                 for decodes in range(1, _MAX_DECODES + 1):
                     rate = min(feeds, decodes * eats)
-                    options.append(_Combination(index, p, d, decodes, rate))
-                combinations.append(min(options, key=lambda c: (c.usd / c.requests, c.decodes)))
-    return combinations
+                    options.append(Combination(index, p, d, decodes, rate))
+                found.append(min(options, key=lambda c: (c.usd / c.requests, c.decodes)))
+    return found
 
 
 def _best_per_offer(sorted_replicas: list[HomogeneousReplica]) -> list[HomogeneousReplica]:
@@ -370,8 +370,8 @@ def _best_per_offer(sorted_replicas: list[HomogeneousReplica]) -> list[Homogeneo
 
 
 def _solve_cauchy(
-    problem: Problem, combinations: list[_Combination]
-) -> list[tuple[_Combination, int]]:
+    problem: Problem, combinations: list[Combination]
+) -> list[tuple[Combination, int]]:
     """Meet every demand, or the largest common fraction of all, at the least dollars per request."""
     apart = [
         i for i, s in enumerate(problem.services) if s.phases != "together" and s.demand_per_s > 0
@@ -392,7 +392,7 @@ def _solve_cauchy(
     if not combinations:
         return []
     # Scarcity: scale all demands down until a solution exists, as Coral's section 6.4 does.
-    best: list[tuple[_Combination, int]] = []
+    best: list[tuple[Combination, int]] = []
     for _ in range(_BISECTIONS):
         middle = (low + fraction) / 2.0
         scaled = _meet(problem, combinations, apart, middle)
@@ -403,13 +403,13 @@ def _solve_cauchy(
     return best
 
 
-def _in_stock(combination: _Combination, stock: list[int]) -> bool:
+def _in_stock(combination: Combination, stock: list[int]) -> bool:
     return all(stock[offer] >= number for offer, number in combination.uses.items())
 
 
 def _meet(
-    problem: Problem, combinations: list[_Combination], apart: list[int], fraction: float
-) -> list[tuple[_Combination, int]] | None:
+    problem: Problem, combinations: list[Combination], apart: list[int], fraction: float
+) -> list[tuple[Combination, int]] | None:
     lp = LinearProgram(problem.settings.seed)
     demand = np.array([problem.services[i].demand_per_s * fraction for i in apart])
     stock = np.array([float(offer.available) for offer in problem.offers])
@@ -443,13 +443,14 @@ def _meet(
     return [(c, int(n)) for c, n in zip(combinations, counts, strict=True) if n > 0]
 
 
-def _plan(
+def plan_replicas(
     problem: Problem,
     catalog: Catalog,
     libraries: Libraries,
     taken: Iterable[tuple[HomogeneousReplica, int]],
     solver: str,
 ) -> Plan:
+    """Return the plan of so many replicas each."""
     chosen = []
     for replica, number in taken:
         counts = np.zeros(len(libraries.kinds), np.int8)

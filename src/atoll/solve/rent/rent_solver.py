@@ -1,8 +1,8 @@
 """Solvers for nodes that can be rented behind one call: a problem with offers in, a plan out.
 
 `optimal` is the default: exact templates, then the cheapest allocation of them. `fast` is a heuristic over
-few templates (`rent.fast`). The others are simple rules to compare with (`rent_baselines`). All of them
-choose among templates, which are made when they are needed.
+few templates (`rent.fast`). The others are simple rules to compare with (`rent_baselines`,
+`choosing.joint_fleet`). All of them choose among templates, which are made when they are needed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from atoll.solve.family import SolverFamily
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.rent import optimal
 from atoll.solve.rent.allocation_types import Statistics
+from atoll.solve.rent.choosing.joint_fleet import CHOOSERS, COMPILED
 from atoll.solve.rent.fast.fast_solver import SOLVER as FAST
 from atoll.solve.rent.fast.fast_solver import plan_fast
 from atoll.solve.rent.optimal import Draft
-from atoll.solve.rent.rent_baselines import BASELINES
+from atoll.solve.rent.rent_baselines import BASELINES as PLAIN_BASELINES
 from atoll.solve.solve_progress import OnProgress
 from atoll.solve.templates.library import Libraries, template_libraries
 
 DEFAULT = optimal.SOLVER
+BASELINES = {**PLAIN_BASELINES, **CHOOSERS}
 NAMES = (DEFAULT, FAST, *BASELINES)
 _TEMPLATES = 0.75
 """Share of a deadline after which templates are those that there are; a cache may have all of them."""
@@ -47,6 +49,8 @@ def solve(problem: Problem, request: PlanRequest) -> Plan:
     # The deadline is for planning: on a machine where nothing was compiled yet, that comes before.
     for rooms in ("atoll.perf", "atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
+    if name in CHOOSERS:
+        compile_entries(COMPILED)
     deadline = Deadline(request.deadline_s)
     # Losses take a program; what is found within seconds is a program of its own for these.
     if name == FAST and not problem.limits.survival.lost:
@@ -201,4 +205,5 @@ FAMILY = SolverFamily(
     failure="no plan meets the demand of {name}",
     hint="`atoll explain --fleet FLEET` finds what would help",
     quick=(FAST,),
+    choosers=tuple(CHOOSERS),
 )

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("websockets", reason="needs the extra 'serve'")
 
 import websockets
+from websockets.typing import Origin
 
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.api_keys import NewKey
@@ -106,7 +107,9 @@ async def test_what_is_no_session_is_refused() -> None:
         ]
         for path, headers, status in wrong:
             assert (await bench.get(path, headers)).status == status, (path, headers)
-        async with websockets.connect(f"{url}?model=m", origin="https://app.example") as first:
+        async with websockets.connect(
+            f"{url}?model=m", origin=Origin("https://app.example")
+        ) as first:
             assert json.loads(await first.recv())["type"] == "session.created"
             with pytest.raises(websockets.exceptions.InvalidStatus) as caught:
                 await websockets.connect(f"{url}?model=m")
@@ -118,6 +121,7 @@ async def test_what_is_no_session_is_refused() -> None:
             await first.send("x" * 3000)
             with pytest.raises(websockets.exceptions.ConnectionClosedError) as closed:
                 await first.recv()
+            assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1009
 
 
@@ -130,4 +134,5 @@ async def test_a_gateway_that_stops_tells_its_sessions() -> None:
         await bench.gateway.drain(5.0)
         with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
             await client.recv()
+        assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1001

@@ -10,7 +10,9 @@ const PAGES = [
   ["overview", "Overview"],
   ["models", "Models"],
   ["chat", "Chat"],
+  ["deploy", "Deploy"],
   ["machines", "Machines"],
+  ["join", "Add a machine"],
   ["history", "History"],
   ["requests", "Requests"],
   ["logs", "Logs"],
@@ -19,7 +21,7 @@ const PAGES = [
   ["keys", "Keys and usage"],
   ["traces", "Traces"],
 ];
-const RANKS = { viewer: 0, member: 1, admin: 2 };
+const RANKS = { viewer: 0, member: 1, operator: 2, admin: 3 };
 const root = document.getElementById("app");
 let session = null;
 let live = null;

@@ -89,9 +89,9 @@ async def revoke_key(call: ConsoleCall) -> Response:
         if accounts.key(call.name) is None:
             await accounts.learn_keys()
         known = accounts.key(call.name)
-        if caller.role == "member" and (known is None or not caller.owns(known)):
+        if caller.role != "admin" and (known is None or not caller.owns(known)):
             # Whether there is such a key is nobody else's business.
-            raise role_forbids_error("A member revokes only keys of its own.")
+            raise role_forbids_error(f"A {caller.role} revokes only keys of its own.")
         if known is None:
             raise _unknown(call.name)
         key = await accounts.database.revoke_key(known.id)
@@ -172,5 +172,7 @@ ROUTES = (
     ),
     ConsoleRoute("POST", "keys", ADMINS, "Make a key, whose text is shown this once", make_key),
     ConsoleRoute("PATCH", "keys/{id}", ADMINS, "Change a key", change_key),
-    ConsoleRoute("DELETE", "keys/{id}", MEMBERS, "Revoke a key; members, own ones", revoke_key),
+    ConsoleRoute(
+        "DELETE", "keys/{id}", MEMBERS, "Revoke a key; others than admins, own ones", revoke_key
+    ),
 )

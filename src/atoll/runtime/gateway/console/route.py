@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from atoll.runtime.accounts.accounts import Accounts
 
 ANY: frozenset[Role] = frozenset(ROLES)
-MEMBERS: frozenset[Role] = frozenset({"admin", "member"})
+MEMBERS: frozenset[Role] = frozenset({"admin", "operator", "member"})
 """All who may change something."""
+OPERATORS: frozenset[Role] = frozenset({"admin", "operator"})
+"""Those who run machines, but hand out no keys."""
 ADMINS: frozenset[Role] = frozenset({"admin"})
 NO_STORE: Headers = (("cache-control", "no-store"),)
 LATEST_S = 253_370_764_800.0

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.fabric.registry.measured import unpack_measured
 from atoll.runtime.gateway.console.view import GatewayView
 from atoll.runtime.pool.backend_metadata import STAGES, BackendStage, read_stages
 from atoll.runtime.pool.member import FLEET, INSTANCE, Member
@@ -84,6 +85,8 @@ class ShownMachine(msgspec.Struct, frozen=True, kw_only=True):
     """Parts of models that are no layers."""
     planned: str | None = None
     """The type of node that a plan has for it, where this machine stands in for one."""
+    measured: dict[str, Any] | None = None
+    """What `atoll join --measure` found."""
 
 
 def list_machines(view: GatewayView) -> tuple[ShownMachine, ...]:
@@ -226,6 +229,7 @@ def _show_node(node: dict[str, Any], member: Member | None, now_s: float) -> Sho
         fleet=labels.get(_FLEET_LABEL) or None,
         drained=member is not None and member.drained,
         can_drain=member is not None,
+        measured=unpack_measured(labels),
     )
 
 

@@ -7,9 +7,9 @@ import msgspec
 from atoll.runtime.gateway.console.draining import drain, take_back
 from atoll.runtime.gateway.console.live_feed import LiveAnswer
 from atoll.runtime.gateway.console.route import (
-    ADMINS,
     ANY,
     NO_STORE,
+    OPERATORS,
     ConsoleCall,
     ConsoleRoute,
     show,
@@ -85,6 +85,8 @@ ROUTES = (
     ),
     ConsoleRoute("GET", "models", ANY, "Models with who serves them", show_models),
     ConsoleRoute("GET", "machines", ANY, "Nodes, backends and pipelines over them", show_machines),
-    ConsoleRoute("POST", _DRAIN, ADMINS, "Take a machine out of service", drain_machine),
-    ConsoleRoute("DELETE", _DRAIN, ADMINS, "Take a machine back into service", take_machine_back),
+    ConsoleRoute("POST", _DRAIN, OPERATORS, "Take a machine out of service", drain_machine),
+    ConsoleRoute(
+        "DELETE", _DRAIN, OPERATORS, "Take a machine back into service", take_machine_back
+    ),
 )

@@ -21,14 +21,13 @@ from atoll.solve.joint.joint_tables import (
     ERROR,
     LEDGER_TYPE,
     LOAD,
-    MONEY,
-    STORED,
     TABLES_TYPE,
     JointTables,
     Ledger,
     answer_of,
     configure,
     copy,
+    copy_totals,
     cost,
     ledger_of,
     put,
@@ -53,11 +52,12 @@ def agh(
     select: bool = True,
     rank: bool = True,
     upgrade: bool = True,
+    fill: bool = False,
 ) -> JointAnswer:
-    """Return AGH's answer; M1, M2 and M3 can be switched off (see `greedy`)."""
+    """Return AGH's answer; M1, M2 and M3 can be switched off, and pairs be filled (see `greedy`)."""
     tables = tables_of(problem)
     best = ledger_of(tables)
-    improve(tables, best, orders_of(problem, seed), switches_of(select, rank, upgrade))
+    improve(tables, best, orders_of(problem, seed), switches_of(select, rank, upgrade, fill))
     return answer_of(problem, best.config, best.share)
 
 
@@ -223,8 +223,7 @@ def restore(source: Ledger, target: Ledger, active: Ints, count: int) -> None:
     for i in range(source.share.shape[0]):
         for row in range(3):
             target.types[row, i] = source.types[row, i]
-    target.totals[MONEY] = source.totals[MONEY]
-    target.totals[STORED] = source.totals[STORED]
+    copy_totals(source, target)
 
 
 @lean_part

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 
 from atoll.core.compiling import entry, lean_part
-from atoll.solve.joint.greedy.greedy_steps import RANK, SELECT, UPGRADE, allocate, cover, find_first
+from atoll.solve.joint.greedy.greedy_steps import (
+    FILL,
+    RANK,
+    SELECT,
+    UPGRADE,
+    allocate,
+    cover,
+    find_first,
+)
 from atoll.solve.joint.joint_problem import Floats, Ints, JointAnswer, JointProblem
 from atoll.solve.joint.joint_tables import (
     LEDGER_TYPE,
@@ -24,16 +32,21 @@ COMPILED_AS = "the choice of models"
 
 
 def gh(
-    problem: JointProblem, *, select: bool = True, rank: bool = True, upgrade: bool = True
+    problem: JointProblem,
+    *,
+    select: bool = True,
+    rank: bool = True,
+    upgrade: bool = True,
+    fill: bool = False,
 ) -> JointAnswer:
-    """Return GH's answer; M1, M2 and M3 can be switched off (see `greedy`)."""
+    """Return GH's answer; M1, M2 and M3 can be switched off, and pairs be filled (see `greedy`)."""
     tables = tables_of(problem)
     types, pairs, _ = tables.delay.shape
     ledger = ledger_of(tables)
     _gh(
         tuple(tables),
         tuple(ledger),
-        switches_of(select, rank, upgrade),
+        switches_of(select, rank, upgrade, fill),
         np.argsort(-problem.rate, kind="stable").astype(np.int64),
         np.empty((types, pairs), np.int64),
         np.empty((2, pairs)),
@@ -42,9 +55,9 @@ def gh(
     return answer_of(problem, ledger.config, ledger.share)
 
 
-def switches_of(select: bool, rank: bool, upgrade: bool) -> int:
-    """Return M1, M2 and M3 as bits."""
-    return SELECT * select + RANK * rank + UPGRADE * upgrade
+def switches_of(select: bool, rank: bool, upgrade: bool, fill: bool) -> int:
+    """Return M1, M2, M3 and the filling of pairs as bits."""
+    return SELECT * select + RANK * rank + UPGRADE * upgrade + FILL * fill
 
 
 @lean_part

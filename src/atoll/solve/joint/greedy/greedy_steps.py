@@ -9,6 +9,10 @@ M3 an active pair stays as it is, and is trusted to have the delay that M1 found
 Where the paper is silent: of configurations with as many GPUs the one with the shorter delay is taken; an
 upgrade must keep the delay of types that are on the pair already; after a part of a type is placed, (8) is
 computed again for what is left; the first phase activates nothing that would pass its share of the budget.
+
+Taken literally a share that does not fit is skipped. With `FILL` a pair takes of the share (8) what it has
+compute for, and its cost is for that, so that a type larger than any one pair is spread over several: a
+service over machines. Which pairs come first stays a matter of (8).
 """
 
 from __future__ import annotations
@@ -30,12 +34,13 @@ from atoll.solve.joint.joint_tables import (
     JointTables,
     Ledger,
     configure,
+    in_stock,
     put,
     within,
 )
 
 # Bits of `switches`.
-SELECT, RANK, UPGRADE = 1, 2, 4
+SELECT, RANK, UPGRADE, FILL = 1, 2, 4, 8
 FIRST_SHARE = 0.8
 """beta: the share of the budget that the first phase may spend."""
 _MIN = 1e-9
@@ -90,6 +95,7 @@ def find_upgrade(tables: JointTables, ledger: Ledger, i: int, p: int) -> int:
                 ledger.totals[MONEY] + tables.rent[p, c] - tables.rent[p, now],
                 tables.limits[BUDGET],
             )
+            or not in_stock(tables, ledger, p, c)
         ):
             continue
         kept = True
@@ -139,6 +145,18 @@ def coverage(
 
 
 @lean_part
+def filled(
+    tables: JointTables, ledger: Ledger, switches: int, i: int, p: int, c: int, most: float
+) -> float:
+    """Return how much of a share a pair of this configuration takes: what it has compute for, or all."""
+    if switches & FILL:
+        left = max(0.0, tables.power[p, c] - ledger.pairs[LOAD, p])
+        if tables.load[i, p] * most > left:
+            return float(left / tables.load[i, p])
+    return most
+
+
+@lean_part
 def price(tables: JointTables, ledger: Ledger, i: int, p: int, c: int, seconds: float) -> float:
     """Return what it costs to place a type on a pair (7)."""
     now = ledger.config[p]
@@ -170,6 +188,7 @@ def fits(
         and within(ledger.pairs[CACHE, p] + share * tables.cache[i, p], room)
         and within(ledger.totals[STORED] + stored, tables.limits[STORAGE])
         and within(ledger.totals[MONEY] + money, tables.limits[BUDGET])
+        and in_stock(tables, ledger, p, c)
     )
 
 
@@ -199,7 +218,11 @@ def cover(  # noqa: C901  (one pass over types and pairs)
                     # The largest configuration that any of these types needs serves all of them.
                     if c < 0 or tables.gpus[first[i, p]] > tables.gpus[c]:
                         c = first[i, p]
-            if number > 0 and within(ledger.totals[MONEY] + tables.rent[p, c], cap):
+            if (
+                number > 0
+                and within(ledger.totals[MONEY] + tables.rent[p, c], cap)
+                and in_stock(tables, ledger, p, c)
+            ):
                 # Types per dollar: greedy covering.
                 value = number / tables.rent[p, c]
                 if value > best_value:
@@ -256,13 +279,14 @@ def allocate(
             continue
         seconds = seconds_at(tables, switches, first, i, p, c)
         most = coverage(tables, ledger, switches, i, p, seconds)
-        if most <= _MIN:
+        share = filled(tables, ledger, switches, i, p, c, most)
+        if share <= _MIN:
             continue
         usd = price(tables, ledger, i, p, c, seconds)
         rank[0, p] = usd
         rank[1, p] = 0.0
         if switches & RANK:
-            rank[0, p] = usd / most
+            rank[0, p] = usd / share
             rank[1, p] = 1.0 if most < unmet else 0.0
         heap[count] = p
         count += 1
@@ -280,6 +304,7 @@ def allocate(
             continue
         seconds = seconds_at(tables, switches, first, i, best, c)
         most = coverage(tables, ledger, switches, i, best, seconds)
-        if most > _MIN and fits(tables, ledger, switches, i, best, c, most):
+        share = filled(tables, ledger, switches, i, best, c, most)
+        if share > _MIN and fits(tables, ledger, switches, i, best, c, share):
             configure(tables, ledger, best, c)
-            put(tables, ledger, i, best, most, seconds)
+            put(tables, ledger, i, best, share, seconds)

@@ -6,7 +6,9 @@ Begin with `solver`, its place among the solvers, and `choose`: what each way se
     level_rows            conditions on levels: every choice answered, errors and floors kept
     masters               programs of the allocator with levels in front
     bound, decomposition  lower bound on the cost of any mix, and the prices for it
+    joint_fleet           the fleet as GH's and AGH's problem, and their plans
     search                which search when, and the search itself
 
-May import `solve.rent`, `solve.templates`, the modules of `solve` itself, `plan`, `catalog` and `core`.
+May import `solve.rent`, `solve.templates`, `solve.joint`, the modules of `solve` itself, `plan`, `catalog`
+and `core`.
 """

@@ -2,8 +2,9 @@
 
 The default solver chooses levels together with machines (`choose`), and then plans the settled problem as it
 would any other; of the two plans the cheaper one is taken. What is proven is what holds over all mixes of
-models. Simple rules choose the mix that would cost least at the best price for each model's throughput: one
-model, or two that err as much as is allowed.
+models. GH and AGH choose models and machines together, too (`joint_fleet`). Other rules choose the mix that
+would cost least at the best price for each model's throughput: one model, or two that err as much as is
+allowed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from atoll.solve.deadline import Deadline
 from atoll.solve.plan_request import FindPlan, PlanRequest
 from atoll.solve.rent import rent_baselines as baselines
 from atoll.solve.rent.choosing.choose import ChosenLevels, choose
+from atoll.solve.rent.choosing.joint_fleet import CHOOSERS, COMPILED
 from atoll.solve.rent.choosing.level_rows import LevelRows
 from atoll.solve.rent.optimal import SOLVER
 from atoll.solve.templates.library import Libraries, template_libraries
@@ -58,7 +60,13 @@ def solve_choice(problem: Problem, request: PlanRequest, find: FindPlan) -> Plan
     `find` plans the settled problem, and checks the plan.
     """
     refuse_others(problem)
+    if request.solver in CHOOSERS:
+        compile_entries(COMPILED)
     deadline = Deadline(request.deadline_s)
+    if request.solver in CHOOSERS:
+        tables = _single_nodes(problem, request, deadline)
+        plan = CHOOSERS[request.solver](problem, request.catalog_for(problem), tables)
+        return plan if tables.complete else plan.model_copy(update={"cut_short": True})
     if request.solver not in (None, SOLVER):
         mixes = rule_mixes(problem, request, deadline)
         settled = problem.settled(mixes)
@@ -147,19 +155,7 @@ def _cheaper(plan: Plan, other: Plan | None) -> Plan:
 
 def rule_mixes(problem: Problem, request: PlanRequest, deadline: Deadline) -> tuple[ModelMix, ...]:
     """Return the mixes that cost least where every model is served at its best price for throughput."""
-    catalog, effort = request.catalog_for(problem), request.effort
-    for rooms in ("atoll.solve.templates", "atoll.solve.cover"):
-        compile_entries(rooms)
-    keep_s = deadline.left * (1.0 - _TEMPLATES)
-    tables = template_libraries(
-        problem,
-        catalog,
-        cached=effort.cached,
-        until=lambda: deadline.left < keep_s,
-        single=True,
-    )
-    if effort.derating is not None:
-        tables = effort.derating.scale(tables)
+    tables = _single_nodes(problem, request, deadline)
     options = baselines.replicas(problem, tables)
     best = {role: some[0].efficiency for role, some in options.items() if some}
     rows = LevelRows.of(problem)
@@ -174,6 +170,22 @@ def rule_mixes(problem: Problem, request: PlanRequest, deadline: Deadline) -> tu
         )
     named = {problem.services[way].name: level for way, level in levels.items()}
     return problem.mixes_at(named)
+
+
+def _single_nodes(problem: Problem, request: PlanRequest, deadline: Deadline) -> Libraries:
+    """Return what single nodes carry, as simple rules count it."""
+    effort = request.effort
+    for rooms in ("atoll.solve.templates", "atoll.solve.cover"):
+        compile_entries(rooms)
+    keep_s = deadline.left * (1.0 - _TEMPLATES)
+    tables = template_libraries(
+        problem,
+        request.catalog_for(problem),
+        cached=effort.cached,
+        until=lambda: deadline.left < keep_s,
+        single=True,
+    )
+    return tables if effort.derating is None else effort.derating.scale(tables)
 
 
 def _price_of(service: Service, best: dict[str, float]) -> float | None:

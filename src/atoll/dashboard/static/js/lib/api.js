@@ -58,6 +58,7 @@ async function json(method, path, options) {
 export const get = (path, options) => json("GET", path, options);
 export const post = (path, body, options) => json("POST", path, { body, ...options });
 export const patch = (path, body, options) => json("PATCH", path, { body, ...options });
+export const put = (path, body, options) => json("PUT", path, { body, ...options });
 export const del = (path, options) => json("DELETE", path, options);
 
 /** Events of a streamed answer: yields {event, data, comment}; `data` is text. */

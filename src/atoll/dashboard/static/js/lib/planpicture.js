@@ -2,10 +2,13 @@
 
 import { h, s } from "./dom.js";
 import { number, percent, perHour, rate } from "./format.js";
+import { badge } from "./ui.js";
 
 const WIDTH = 860, LEFT = 210, RIGHT = 400, RIGHT_W = WIDTH - RIGHT, ROW = 58, STAGE = 24, GAP = 12, TOP = 6;
 const MOST = 40;
 const MOST_BESIDE = 4; // machines with the same layers, one below the other
+/** How well an engine is known in a layout (docs/engines.md). */
+const STANDINGS = { served: "good", tested: "info", written: "warn" };
 
 function fit(text, most) {
   const plain = String(text ?? "");
@@ -122,6 +125,7 @@ export const instanceColumns = [
   { name: "Instances", cell: (one) => (one.ids.length > 1 ? `${one.ids.length} × ${one.service}` : one.ids[0]), sort: (one) => one.service },
   { name: "Where", value: (one) => [one.region, one.market].filter(Boolean).join(", ") || "–" },
   { name: "Hardware and layers", value: (one) => columnsOf(one.stages ?? []).map((column, _at, all) => `${column.map(gpuText).join(" + ")}${all.length > 1 ? layerText(column[0]) : ""}`).join(" → ") || one.layout },
+  { name: "Engine", cell: (one) => (one.engine ? [one.engine, one.standing ? [" ", badge(one.standing, STANDINGS[one.standing] ?? "")] : null] : "–") },
   { name: "Can serve", right: true, value: (one) => (one.capacity_per_s ? `${number(one.capacity_per_s)} requests/s` : "–") },
   { name: "Cost", right: true, value: (one) => perHour(one.usd_per_hour), sort: (one) => one.usd_per_hour },
 ];

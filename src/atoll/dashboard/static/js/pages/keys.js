@@ -13,7 +13,7 @@ const name = (text) => h("bdi", {}, text);
 
 const RATES = [["requests_per_min", "requests/min"], ["tokens_per_min", "tokens/min"], ["concurrent", "at the same time"]];
 const QUOTAS = [["Today", "today", "tokens_per_day"], ["Month", "month", "tokens_per_month"], ["In all", "total", "tokens_total"]];
-const ROLES = [["member", "member: asks models, sees own keys"], ["viewer", "viewer: looks at everything, asks nothing"], ["admin", "admin: changes everything"]];
+const ROLES = [["member", "member: asks models, sees own keys"], ["operator", "operator: deploys models, runs machines"], ["viewer", "viewer: looks at everything, asks nothing"], ["admin", "admin: changes everything"]];
 
 function policyText(policy) {
   const said = Object.entries(policy ?? {}).filter(([, value]) => value !== null && value !== false && value !== "" && !(Array.isArray(value) && !value.length));

@@ -10,8 +10,8 @@ const NEAR_PX = 40; // a reader this close to the end follows it
 
 export const page = {
   mount(root, ctx) {
-    if (!ctx.can("admin")) {
-      set(root, h("section", { class: "card", "aria-label": "Logs" }, empty("Logs are for admins", "What engines write may have words of requests in it. Log in with a key of role admin.")));
+    if (!ctx.can("operator")) {
+      set(root, h("section", { class: "card", "aria-label": "Logs" }, empty("Logs are for operators", "What engines write may have words of requests in it. Log in with a key of role operator or admin.")));
       return null;
     }
     const place = h("div", { class: "stack" });

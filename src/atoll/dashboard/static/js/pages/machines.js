@@ -99,7 +99,7 @@ function openView(place, ctx) {
   let all = false;
   let drawn = "";
   const lines = new Map();
-  const admin = ctx.can("admin");
+  const admin = ctx.can("operator");
 
   const figures = h("div", { class: "figures" });
   const pictures = h("div", { class: "pipes" });

@@ -47,7 +47,7 @@ function changeLines(next) {
     next.stays?.length ? h("li", {}, badge("stay"), h("span", {}, next.stays.length > 6 ? plural(next.stays.length, "instance") : next.stays.join(", ")), null) : null);
 }
 
-function drawNext(next, ctx, fleet, again) {
+export function drawNext(next, ctx, fleet, again) {
   if (!next) return empty("Everything stays as it is", "The next change will be shown here before it is applied.");
   async function decide(approve) {
     try {
@@ -64,10 +64,10 @@ function drawNext(next, ctx, fleet, again) {
     h("div", { class: "figures" }, figure("Cost now", perHour(next.usd_before)), figure("Cost then", perHour(next.usd_after), { tone: next.usd_after <= next.usd_before ? "good" : "warn", note: `${next.usd_after >= next.usd_before ? "+" : ""}${usd(next.usd_after - next.usd_before)} an hour` }), figure("Short of capacity", next.dips?.length ? String(next.dips.length) : "none", { tone: next.dips?.length ? "warn" : "good" })),
     changeLines(next),
     [["Short of capacity while it changes", next.dips], ["Why", next.reasons], ["Waits for", next.waits]].map(([name, rows]) => (rows?.length ? h("div", {}, h("h3", {}, name), h("ul", { class: "bullets" }, rows.map((text) => h("li", {}, text)))) : null)),
-    next.state === "waiting" ? (ctx.can("admin") ? h("div", { class: "row" }, button("Apply this change", () => decide(true), { kind: "primary", symbol: "check" }), button("Refuse", () => decide(false), { kind: "danger" })) : h("p", { class: "note" }, "An admin can apply or refuse it here.")) : null);
+    next.state === "waiting" ? (ctx.can("operator") ? h("div", { class: "row" }, button("Apply this change", () => decide(true), { kind: "primary", symbol: "check" }), button("Refuse", () => decide(false), { kind: "danger" })) : h("p", { class: "note" }, "An operator can apply or refuse it here.")) : null);
 }
 
-function drawHistory(events) {
+export function drawHistory(events) {
   if (!events.length) return empty("Nothing was decided yet", "Every plan, start, drain and stop will be listed here with its reason.");
   return h("ol", { class: "history", tabindex: "0", "aria-label": "Decisions, the newest first" }, [...events].reverse().map((one) => h("li", {}, h("time", { datetime: new Date(one.at_s * 1000).toISOString() }, moment(one.at_s)), h("span", {}, badge(one.kind, KIND_TONES[one.kind] ?? "")), h("span", { class: "what" }, one.instance ? `${one.instance}: ` : "", one.text, one.usd_per_hour === null || one.usd_per_hour === undefined ? null : h("span", { class: "note" }, ` (${perHour(one.usd_per_hour)} from then on)`)))));
 }

@@ -85,7 +85,7 @@ function buildDials(dials, onturn) {
 
 const isChanged = (asked) => Object.values(asked).some((part) => (typeof part === "object" ? Object.keys(part).length : part !== null));
 
-function side(name, which, other) {
+export function side(name, which, other) {
   const dearer = other ? which.usd_per_hour - other.usd_per_hour : 0;
   const kept = which.plan.services ?? [];
   return card(name, {},
@@ -106,7 +106,7 @@ function side(name, which, other) {
     h("details", {}, h("summary", {}, "Machines"), planPicture(which.plan), table(instanceColumns, group(which.plan.instances ?? []), { caption: `${name}: instances` })));
 }
 
-function download(name, text) {
+export function download(name, text) {
   const link = h("a", { href: URL.createObjectURL(new Blob([text], { type: "application/yaml" })), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);

@@ -127,7 +127,7 @@ export class MachineLine {
         if (document.activeElement === document.body) this.#body.querySelector("button")?.focus({ preventScroll: true });
       }
     };
-    if (!this.#doing.admin) return h("p", { class: "note" }, `Taking a machine out of service is for admins; you are logged in as ${this.#doing.role}.`);
+    if (!this.#doing.admin) return h("p", { class: "note" }, `Taking a machine out of service is for operators; you are logged in as ${this.#doing.role}.`);
     if (machine.drained && machine.can_drain) return [button("Take back into service", run(this.#doing.undrain), { symbol: "power", disabled: this.#busy }), h("p", { class: "note" }, "It gets no new requests now.")];
     if (!machine.can_drain) return h("p", { class: "note" }, machine.role === "hub" ? "A hub answers no requests itself, so there is nothing to drain." : "No requests go to this machine directly: drain what serves the whole model.");
     return [button("Drain…", run(this.#doing.drain), { kind: "danger", symbol: "power", disabled: this.#busy }), h("p", { class: "note" }, "It gets no new requests; what runs goes on elsewhere or ends there.")];

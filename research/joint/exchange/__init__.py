@@ -7,5 +7,5 @@ Begin with `exchange`: it holds a few pairs of model and machine, and changes on
     exchange_routing, exchange_prices, ways
                                         types routed to the chosen pairs, at prices of what they share
 
-All but `exchange` and `exchange_offers` are compiled by numba. May import `solve.joint` and `core`.
+All but `exchange` and `exchange_offers` are compiled by numba.
 """

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.joint.exchange.ways import COUNT, ROWS, TypeWays
 from atoll.solve.joint.joint_problem import Floats, Ints
+from research.joint.exchange.ways import COUNT, ROWS, TypeWays
 
 # Values below this are rounding, not a row that is exceeded.
 _ZERO = 1e-9

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.joint.exchange.estimates import (
+from atoll.solve.joint.joint_tables import JointTables
+from research.joint.exchange.estimates import (
     BY_MODEL,
     PLAIN,
     Shortlist,
@@ -18,10 +19,10 @@ from atoll.solve.joint.exchange.estimates import (
     look_at_all,
     look_at_best,
 )
-from atoll.solve.joint.exchange.exchange_offers import Offers
-from atoll.solve.joint.exchange.exchange_prices import SharePrices
-from atoll.solve.joint.exchange.exchange_routing import Selection, Workspace, price
-from atoll.solve.joint.exchange.exchange_steps import (
+from research.joint.exchange.exchange_offers import Offers
+from research.joint.exchange.exchange_prices import SharePrices
+from research.joint.exchange.exchange_routing import Selection, Workspace, price
+from research.joint.exchange.exchange_steps import (
     ANCHORS,
     GB_USD,
     STARTS,
@@ -32,8 +33,7 @@ from atoll.solve.joint.exchange.exchange_steps import (
     leave_out,
     take_in,
 )
-from atoll.solve.joint.exchange.ways import TypeWays
-from atoll.solve.joint.joint_tables import JointTables
+from research.joint.exchange.ways import TypeWays
 
 NEARLY = 1.1
 """An error over the limit by so much may do: the rest stays unserved."""

@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.joint.exchange.exchange_offers import MAX, Offers
-from atoll.solve.joint.exchange.exchange_prices import (
+from atoll.solve.joint.joint_problem import Floats, Ints
+from atoll.solve.joint.joint_tables import BUDGET, JointTables
+from research.joint.exchange.exchange_offers import MAX, Offers
+from research.joint.exchange.exchange_prices import (
     PRICES_TYPE,
     SharePrices,
     prices_of,
     solve_prices,
 )
-from atoll.solve.joint.exchange.ways import (
+from research.joint.exchange.ways import (
     COUNT,
     GB,
     GB_USD,
@@ -34,8 +36,6 @@ from atoll.solve.joint.exchange.ways import (
     unserved,
     ways_of,
 )
-from atoll.solve.joint.joint_problem import Floats, Ints
-from atoll.solve.joint.joint_tables import BUDGET, JointTables
 
 _SHRINKS = 4
 """Times that prices are found for less storage."""

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.joint.exchange.exchange_offers import MAX, Offers
-from atoll.solve.joint.exchange.exchange_prices import SharePrices
-from atoll.solve.joint.exchange.ways import (
+from atoll.solve.joint.joint_problem import Floats, Ints
+from atoll.solve.joint.joint_tables import BUDGET, STORAGE, JointTables
+from research.joint.exchange.exchange_offers import MAX, Offers
+from research.joint.exchange.exchange_prices import SharePrices
+from research.joint.exchange.ways import (
     COUNT,
     GB,
     GB_USD,
@@ -24,8 +26,6 @@ from atoll.solve.joint.exchange.ways import (
     gb_limit,
     span,
 )
-from atoll.solve.joint.joint_problem import Floats, Ints
-from atoll.solve.joint.joint_tables import BUDGET, STORAGE, JointTables
 
 STEEP = 0.5
 """Worth of an offer's FLOP/s and memory, as a share of its rent."""

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.joint.exchange.exchange_offers import MAX, Offers
 from atoll.solve.joint.joint_problem import Floats, Ints
 from atoll.solve.joint.joint_tables import STORAGE, JointTables
+from research.joint.exchange.exchange_offers import MAX, Offers
 
 MIN = 1e-7
 """A smaller share of a type is not placed."""

@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 from atoll.core.compiling import entry, lean_part
-from atoll.solve.joint.exchange.anchors import pair_up, scout
-from atoll.solve.joint.exchange.estimates import (
+from atoll.solve.joint.joint_problem import JointAnswer, JointProblem
+from atoll.solve.joint.joint_tables import TABLES_TYPE, JointTables, answer_of, tables_of
+from research.joint.exchange.anchors import pair_up, scout
+from research.joint.exchange.estimates import (
     BY_MODEL,
     BY_PAIR,
     SHORTLIST_TYPE,
     Shortlist,
     shortlist_of,
 )
-from atoll.solve.joint.exchange.exchange_offers import OFFERS_TYPE, Offers, list_offers, offers_of
-from atoll.solve.joint.exchange.exchange_routing import (
+from research.joint.exchange.exchange_offers import OFFERS_TYPE, Offers, list_offers, offers_of
+from research.joint.exchange.exchange_routing import (
     SELECTION_TYPE,
     WORKSPACE_TYPE,
     Selection,
@@ -31,7 +33,7 @@ from atoll.solve.joint.exchange.exchange_routing import (
     selection_of,
     workspace_of,
 )
-from atoll.solve.joint.exchange.exchange_steps import (
+from research.joint.exchange.exchange_steps import (
     SEARCH_TYPE,
     Search,
     deepen,
@@ -43,8 +45,6 @@ from atoll.solve.joint.exchange.exchange_steps import (
     shake,
     take_in,
 )
-from atoll.solve.joint.joint_problem import JointAnswer, JointProblem
-from atoll.solve.joint.joint_tables import TABLES_TYPE, JointTables, answer_of, tables_of
 
 COMPILED_AS = "the choice of models"
 EFFORT = 500_000

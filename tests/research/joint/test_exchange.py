@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from atoll.solve.joint.exchange.exchange import exchange
 from atoll.solve.joint.greedy.agh import agh
 from atoll.solve.joint.joint_check import violations
 from atoll.solve.joint.joint_problem import JointProblem, cost_of
+from research.joint.exchange.exchange import exchange
 from research.joint.paper_instances import paper_instance
 from tests.solve.joint.small_problems import paper_optimum, random_problem
 

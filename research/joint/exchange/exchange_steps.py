@@ -11,19 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.joint.exchange.estimates import PLAIN, TRIES, Shortlist, list_short
-from atoll.solve.joint.exchange.exchange_offers import MAX, Offers
-from atoll.solve.joint.exchange.exchange_prices import SharePrices
-from atoll.solve.joint.exchange.exchange_routing import (
+from atoll.solve.joint.joint_problem import Floats, Ints
+from atoll.solve.joint.joint_tables import JointTables
+from research.joint.exchange.estimates import PLAIN, TRIES, Shortlist, list_short
+from research.joint.exchange.exchange_offers import MAX, Offers
+from research.joint.exchange.exchange_prices import SharePrices
+from research.joint.exchange.exchange_routing import (
     Selection,
     Workspace,
     duplicate,
     price,
     settle,
 )
-from atoll.solve.joint.exchange.ways import TypeWays
-from atoll.solve.joint.joint_problem import Floats, Ints
-from atoll.solve.joint.joint_tables import JointTables
+from research.joint.exchange.ways import TypeWays
 
 ROUNDS = 2000
 FIRSTS = 12

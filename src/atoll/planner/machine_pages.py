@@ -1,0 +1,133 @@
+"""Machines that are to come to a fleet: what to type there, good for a while, and taken back here."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from atoll.control.operation.fleet_home import FleetHome
+from atoll.core.errors import UnknownNameError
+from atoll.core.extras import require_extras
+from atoll.core.frozen import Frozen
+from atoll.planner.planner_service import (
+    PlannerRequest,
+    PlannerRoute,
+    PlanningService,
+    json_response,
+)
+from atoll.runtime.http.handlers import Answer
+from atoll.runtime.openai import ApiError
+
+_PATH = "/atoll/v1/fleets/{name}/invitations"
+_OWN = frozenset({"gateway", "instances"})
+"""Members of a fleet's fabric that are not machines somebody added."""
+
+
+class Invitation(Frozen):
+    """A machine that is to come: how it is called, and for how many days its token is good."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    days: Annotated[int, Field(strict=True, ge=1, le=3650)] = 30
+    measure: bool = False
+
+
+async def show_invitations(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Answer with the machines that were asked to come, without their tokens."""
+    home = await _find(planner, request)
+    return json_response({"invitations": await asyncio.to_thread(_list, home)})
+
+
+async def invite(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Make a token for a machine; this answer alone has it, in the line to type there."""
+    asked = Invitation.parse(request.object())
+    home = await _find(planner, request)
+    return json_response(await asyncio.to_thread(_invite, home, asked), 201)
+
+
+async def take_back(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Take the token of a machine back: it leaves within seconds, and comes no more."""
+    home = await _find(planner, request)
+    gone = request.names["machine"]
+    await asyncio.to_thread(_revoke, home, gone)
+    return json_response({"revoked": gone})
+
+
+def _list(home: FleetHome) -> list[dict[str, Any]]:
+    from atoll.fabric.identity.authority import Authority
+
+    now_s = time.time()
+    return [
+        {
+            "name": member.name,
+            "made_s": member.issued_s,
+            "expires_s": member.expires_s,
+            "state": "revoked"
+            if member.revoked_s is not None
+            else "expired"
+            if member.expires_s < now_s
+            else "good",
+        }
+        for member in Authority(home.folder / "fabric").members
+        if member.role == "worker" and member.name not in _OWN
+    ]
+
+
+def _invite(home: FleetHome, asked: Invitation) -> dict[str, Any]:
+    from atoll.fabric.identity.access import is_loopback
+    from atoll.fabric.identity.authority import Authority
+
+    authority = Authority(home.folder / "fabric")
+    access = authority.issue(asked.name, authority.name, "worker", days=asked.days)
+    member = next(m for m in authority.members if m.name == asked.name and m.revoked_s is None)
+    words = ["atoll", "join", "--fabric", access.pack(), "--name", asked.name]
+    if asked.measure:
+        words.append("--measure")
+    home.write_down("note", f"{asked.name} may join as a machine, for {asked.days} days")
+    return {
+        "name": asked.name,
+        "line": shlex.join(words),
+        "expires_s": member.expires_s,
+        "hubs": list(access.hubs),
+        "only_here": all(map(is_loopback, access.hubs)),
+    }
+
+
+def _revoke(home: FleetHome, name: str) -> None:
+    from atoll.fabric.identity.authority import Authority
+
+    known = [each["name"] for each in _list(home) if each["state"] != "revoked"]
+    if name not in known:
+        raise UnknownNameError("machine", name, known)
+    Authority(home.folder / "fabric").revoke(name)
+    home.write_down("note", f"{name} may be a machine no more")
+
+
+async def _find(planner: PlanningService, request: PlannerRequest) -> FleetHome:
+    require_extras("fabric")
+    entry = await asyncio.to_thread(planner.shelf.find, request.names["name"])
+    if entry.home is None:
+        raise ApiError(409, "this fleet is not operated", code="not_operated")
+    if not (entry.home.folder / "fabric" / "ca.key").exists():
+        raise ApiError(
+            409,
+            "machines join a fabric of others here: whoever runs that one lets them in",
+            code="no_authority",
+        )
+    return entry.home
+
+
+ROUTES = (
+    PlannerRoute("GET", _PATH, "viewer", show_invitations, "Machines that were asked to come"),
+    PlannerRoute(
+        *("POST", _PATH, "operator", invite, "Make a token for a machine, shown this once"),
+        takes=Invitation,
+    ),
+    PlannerRoute(
+        *("DELETE", f"{_PATH}/{{machine}}", "operator", take_back),
+        "Take the token of a machine back",
+    ),
+)

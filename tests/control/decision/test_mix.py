@@ -1,0 +1,224 @@
+"""A shifting mix of classes: what executors carry of it, when it is planned for, and what then starts."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.control.decision.control_view import ForecastState, TrafficSeen, TrafficWindow
+from atoll.control.decision.decide import DrainInstance, StartInstance
+from atoll.control.decision.executor_capacity import ClassNeed, ExecutorKind, most_requests
+from atoll.control.decision.forecast import forecast_classes
+from atoll.control.decision.route_weights import spread_paths
+from atoll.plan.files.fleet_file import parse_fleet
+from atoll.plan.plan import Instance, PartSeconds, Plan, RequestPath, RequestStep
+from atoll.plan.problem import Problem
+from tests.cli.graphs import SMALL
+from tests.control.world import POLICY, Loop, World
+
+FLEET = parse_fleet(SMALL.replace("available: 6", "available: 60"))
+SECONDS = {
+    "vision": (PartSeconds("image+text", "vision", 0.4),),
+    "llm": (PartSeconds("image+text", "llm", 0.2), PartSeconds("text", "llm", 0.1)),
+}
+
+
+def executor(name: str, parts: str) -> Instance:
+    node = {"id": "n0", "node_type": "L4:1", "market": "on-demand", "start": 0, "end": 1, "tp": 1}
+    return Instance.parse(
+        {
+            "id": name,
+            "service": "look",
+            "role": f"look/{parts}/serve",
+            "region": "east",
+            "stages": 1,
+            "nodes": [node],
+            "flows": [],
+            "throughput_per_s": 0.0,
+            "usd_per_hour": 0.8,
+            "work": [one for part in parts.split("+") for one in SECONDS[part]],
+        }
+    )
+
+
+def plan_apart(asked: Problem) -> Plan:
+    """As many eyes and minds as the mix needs, those that run first."""
+    (service,) = asked.services
+    share = {klass.name: klass.share for klass in service.classes}
+    chosen: list[Instance] = []
+    for part, seconds in SECONDS.items():
+        busy = service.demand_per_s * sum(share[one.klass] * one.seconds for one in seconds)
+        here = [one for one in asked.running if one.parts == (part,)]
+        new = (executor(f"look-{part}-{number}", part) for number in range(100))
+        chosen += [*here, *(one for one in new if one.id not in {h.id for h in here})][
+            : math.ceil(busy - 1e-9)
+        ]
+    return Plan(
+        problem_hash="",
+        problem_name=asked.name,
+        instances=tuple(chosen),
+        served_fraction={"look": 1.0},
+        usd_per_hour=0.8 * len(chosen),
+        status="feasible",
+        solver="toy",
+    )
+
+
+def traffic(rate: float, pictures: float) -> TrafficSeen:
+    def seen(name: str, per_s: float, classes: tuple[TrafficSeen, ...] = ()) -> TrafficSeen:
+        window = TrafficWindow(per_s)
+        return TrafficSeen(name, window, window, window, classes=classes)
+
+    each = (seen("image+text", rate * pictures), seen("text", rate * (1.0 - pictures)))
+    return seen("look", rate, each)
+
+
+def test_other_shares_are_planned_for_at_the_same_rate_and_said_in_numbers() -> None:
+    world = World(FLEET, FLEET.offers, traffic=(traffic(30.0, 0.3),))
+    loop = Loop(world, plan=plan_apart)
+    loop.settle()
+    eyes = sum(one.parts == ("vision",) for one in world.ready())
+    world.traffic = (traffic(30.0, 0.6),)
+    decision = loop.tick()
+    told = [reason for reason in decision.reasons if "image+text" in reason]
+    assert told[0].startswith("'image+text' is ")
+    assert told[0].endswith("% of look's requests, planned 30%")
+    assert any(isinstance(action, StartInstance) for action in decision.actions)
+    loop.settle()
+    more = sum(one.parts == ("vision",) for one in world.ready())
+    assert more >= 30.0 * 0.6 * 0.4 > eyes
+    # A mix that moves by less than the policy's share is no reason.
+    world.traffic = (traffic(30.0, 0.58),)
+    assert not [reason for reason in loop.tick().reasons if "image+text" in reason]
+    # And back: what is not needed goes once demand has stayed low.
+    world.traffic = (traffic(30.0, 0.3),)
+    assert any(isinstance(action, DrainInstance) for action in loop.settle())
+    assert sum(one.parts == ("vision",) for one in world.ready()) < more
+
+
+def test_without_traffic_of_classes_the_fleet_files_shares_hold() -> None:
+    window = TrafficWindow(30.0)
+    seen = TrafficSeen("look", window, window, window)
+    world = World(FLEET, FLEET.offers, traffic=(seen,))
+    loop = Loop(world, plan=plan_apart)
+    loop.settle()
+    assert loop.memory.mixes == {"look": pytest.approx({"image+text": 0.6, "text": 0.4})}
+
+
+def test_a_class_that_nobody_asks_for_keeps_a_small_share() -> None:
+    world = World(FLEET, FLEET.offers, traffic=(traffic(30.0, 0.0),))
+    loop = Loop(world, plan=plan_apart)
+    loop.settle()
+    mix = loop.memory.mixes["look"]
+    assert 0.0 < mix["image+text"] < 0.05
+    assert sum(mix.values()) == pytest.approx(1.0)
+
+
+def test_classes_are_forecast_each_by_itself() -> None:
+    rates, state = forecast_classes(traffic(30.0, 0.6), ForecastState("look"), 1e6, POLICY)
+    assert [one.service for one in state.classes] == ["image+text", "text"]
+    # Each with room for what may come, the smaller with more of it.
+    assert rates["image+text"] > 18.0
+    assert rates["text"] / 12.0 > rates["image+text"] / 18.0
+
+
+def plan_over(*instances: Instance) -> Plan:
+    """A plan in which just these serve, with a path for text alone to know it by."""
+    step = RequestStep(parts=("llm",), instances={instances[-1].id: 1.0})
+    path = RequestPath(service="look", klass="text", share=1.0, steps=(step,))
+    return plan_apart(FLEET).model_copy(update={"instances": instances, "paths": (path,)})
+
+
+def test_paths_are_the_plans_where_just_the_planned_serve_and_else_those_that_carry_most() -> None:
+    eye, mind, whole = (
+        executor(n, p) for n, p in zip("abc", ("vision", "llm", "vision+llm"), strict=True)
+    )
+    plan = plan_over(eye, mind)
+    assert spread_paths(FLEET, (eye, mind), plan) == plan.paths
+    # Nobody sees, or serves at all: what was planned goes on.
+    assert spread_paths(FLEET, (mind,), plan) == plan.paths
+    assert spread_paths(FLEET, (), plan) == plan.paths
+    # One more serves than is planned: everybody is as busy as the best way has it.
+    paths = spread_paths(FLEET, (eye, mind, whole), plan)
+    (service,) = FLEET.services
+    busy = dict.fromkeys("abc", 0.0)
+    seconds = {(one.klass, one.part): one.seconds for part in SECONDS.values() for one in part}
+    for klass in service.classes:
+        mine = [path for path in paths if path.klass == klass.name]
+        assert sum(path.share for path in mine) == pytest.approx(1.0)
+        for path in mine:
+            for step in path.steps:
+                assert sum(step.instances.values()) == pytest.approx(1.0)
+                for name, weight in step.instances.items():
+                    took = sum(seconds[klass.name, part] for part in step.parts)
+                    busy[name] += klass.share * path.share * weight * took
+    most = most_requests(NEEDS, {kind("vision"): 1, kind("llm"): 1, kind("vision", "llm"): 1})
+    assert max(busy.values()) * most <= 1.0 + 1e-6
+
+
+def test_phases_apart_and_together_are_two_ways() -> None:
+    apart = [
+        executor(name, "llm").model_copy(
+            update={
+                "role": f"look/llm.{phase}/serve",
+                "work": tuple(
+                    one._replace(part=f"llm.{phase}", seconds=one.seconds / 2)
+                    for one in SECONDS["llm"]
+                ),
+            }
+        )
+        for name, phase in (("p", "prefill"), ("q", "decode"))
+    ]
+    here = (executor("a", "vision"), executor("b", "llm"), *apart)
+    paths = [p for p in spread_paths(FLEET, here, plan_over(here[0])) if p.klass == "text"]
+    ways = {tuple(part for step in path.steps for part in step.parts) for path in paths}
+    assert ways <= {("llm",), ("llm.prefill", "llm.decode")}
+    assert sum(path.share for path in paths) == pytest.approx(1.0)
+
+
+NEEDS = (ClassNeed("image+text", 0.6, ("vision", "llm")), ClassNeed("text", 0.4, ("llm",)))
+
+
+def kind(*parts: str) -> ExecutorKind:
+    return ExecutorKind(parts, tuple(one for part in parts for one in SECONDS[part]), 0.0)
+
+
+def test_a_plan_is_full_at_a_second_a_second() -> None:
+    # 0.24 s of vision and 0.16 s of llm a request.
+    assert most_requests(NEEDS, {kind("vision"): 1, kind("llm"): 1}) == pytest.approx(1 / 0.24)
+    assert most_requests(NEEDS, {kind("vision", "llm"): 2}) == pytest.approx(2 / 0.4)
+    assert most_requests(NEEDS, {kind("llm"): 9}) == 0.0
+    assert most_requests(NEEDS, {}) == 0.0
+    # What sees writes only what the other cannot.
+    both = {kind("vision", "llm"): 1, kind("llm"): 1}
+    assert most_requests(NEEDS, both) == pytest.approx(1 / 0.24)
+    assert most_requests(NEEDS, both | {kind("vision"): 1}) == pytest.approx(3 / 0.4)
+
+
+@given(
+    st.floats(0.05, 0.95),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+def test_best_ways_are_those_of_trying_all(
+    share: float, eyes: int, minds: int, wholes: int
+) -> None:
+    needs = (NEEDS[0]._replace(share=share), NEEDS[1]._replace(share=1.0 - share))
+    stand = {kind("vision"): eyes, kind("llm"): minds, kind("vision", "llm"): wholes}
+    found = most_requests(needs, stand)
+    # By hand: which share of pictures is seen, and of all answers written, by what does both.
+    see, write = 0.4 * share, 0.2 * share + 0.1 * (1.0 - share)
+    best = 0.0
+    steps = [k / 40 for k in range(41)]
+    for seen, written in product(steps, steps):
+        loads = [(see * (1 - seen), eyes), (write * (1 - written), minds)]
+        loads.append((see * seen + write * written, wholes))
+        if all(count or load == 0.0 for load, count in loads):
+            best = max(best, min(count / load for load, count in loads if load))
+    assert found >= best - 1e-6
+    assert found <= best * 1.06 + 1e-6

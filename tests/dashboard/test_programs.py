@@ -1,0 +1,127 @@
+"""Programs at the dashboard: one description of everything, a key with each request, or the socket."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.dashboard.api_document import describe_api
+from atoll.planner.openapi import document as planner_document
+from atoll.planner.planner_server import ROUTES
+from atoll.runtime.gateway.console.console import TABLE
+from atoll.runtime.gateway.openapi import document as gateway_document
+from atoll.runtime.http.http_client import HttpResponse, request
+from tests.dashboard.bench import Bench, error_code, open_bench
+
+
+async def ask(
+    bench: Bench, method: str, path: str, key: str | None, body: object = None, **headers: str
+) -> HttpResponse:
+    data = None if body is None else json.dumps(body).encode()
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await request(
+        f"http://127.0.0.1:{bench.port}{path}",
+        method=method,
+        data=data,
+        headers=given | ({} if data is None else {"content-type": "application/json"}),
+        api_key=key,
+    )
+
+
+def _references(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*map(_references, value.values()))
+    if isinstance(value, list):
+        return set().union(*map(_references, value))
+    return set()
+
+
+def test_the_document_has_every_request_of_both_services_and_no_loose_end() -> None:
+    found = describe_api({"gateway": gateway_document(), "planner": planner_document(ROUTES)})
+    paths = found["paths"]
+    for route in TABLE:
+        assert route.method.lower() in paths[f"/api/gateway/{route.path}"]
+    for each in ROUTES:
+        path = each.path.replace("/atoll/v1/", "/api/planner/")
+        operation = paths[path][each.method.lower()]
+        assert operation["summary"] == each.summary
+        assert ("requestBody" in operation) == (each.method in ("POST", "PUT", "PATCH"))
+    schemas = {f"#/components/schemas/{name}" for name in found["components"]["schemas"]}
+    assert _references(found) <= schemas
+    body = paths["/api/planner/fleets/{name}/file"]["put"]["requestBody"]
+    reference = body["content"]["application/json"]["schema"]["$ref"]
+    assert reference.endswith("/PlannerNewFile")
+
+
+def test_a_service_that_is_away_is_left_out() -> None:
+    found = describe_api({"gateway": None, "planner": planner_document(ROUTES)})
+    assert not [path for path in found["paths"] if path.startswith("/api/gateway")]
+    assert "/session" in found["paths"]
+
+
+async def test_a_key_with_each_request_has_the_rights_of_its_role(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        said = await ask(bench, "GET", "/session", "atoll-notebook")
+        assert json.loads(said.body)["role"] == "member"
+        assert "set-cookie" not in said.headers
+        assert (await ask(bench, "GET", "/api/gateway/me", "atoll-notebook")).status == 200
+        # No page's token is needed, since no browser adds a key by itself.
+        asked = {"id": "c41d", "approve": True}
+        path = "/api/planner/fleets/lab/next"
+        assert (await ask(bench, "POST", path, "atoll-finance", asked)).status == 403
+        assert (await ask(bench, "POST", path, "atoll-notebook", asked)).status == 403
+        assert (await ask(bench, "POST", path, "atoll-root", asked)).status != 403
+        assert len(bench.dashboard.sessions) == 3
+
+
+async def test_a_key_that_is_not_good_gets_nothing_and_is_counted(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        answers = [await ask(bench, "GET", "/api/gateway/me", f"atoll-{n}") for n in range(12)]
+        assert [answer.status for answer in answers] == [401] * 10 + [429] * 2
+        assert len(bench.dashboard.sessions) == 0
+
+
+async def test_a_key_that_is_revoked_is_out(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        assert (await ask(bench, "GET", "/api/gateway/me", "atoll-notebook")).status == 200
+        del bench.gateway.secrets["atoll-notebook"]
+        answer = await ask(bench, "GET", "/api/gateway/me", "atoll-notebook")
+        assert (answer.status, error_code(answer)) == (401, "key_over")
+        again = await ask(bench, "GET", "/api/gateway/me", "atoll-notebook")
+        assert (again.status, error_code(again)) == (401, "invalid_api_key")
+
+
+async def test_a_page_of_another_origin_is_refused_with_a_key_too(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        answer = await ask(
+            bench, "POST", "/api/planner/whatif", "atoll-root", {}, origin="http://evil.example"
+        )
+        assert (answer.status, error_code(answer)) == (403, "foreign_origin")
+
+
+async def test_a_stranger_sends_no_large_body(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        path = "/api/planner/traces"
+        large = "x" * 5_000_000
+        answer = await ask(bench, "POST", path, "atoll-notebook", large)
+        assert (answer.status, error_code(answer)) == (401, "login")
+        assert (await ask(bench, "GET", "/session", "atoll-notebook")).status == 200
+        assert (await ask(bench, "POST", path, "atoll-notebook", large)).status != 401
+
+
+@pytest.mark.parametrize("path", ["/session", "/api/gateway/me", "/openapi.json"])
+async def test_the_user_who_runs_it_needs_no_login_on_the_socket(tmp_path: Path, path: str) -> None:
+    async with open_bench(tmp_path) as bench:
+        socket = tmp_path / "console.sock"
+        await bench.dashboard.open_socket(socket)
+        assert socket.stat().st_mode & 0o777 == 0o600
+        answer = await request(f"http://console{path}", unix_socket=socket)
+        assert answer.status == 200
+        said = json.loads(answer.body)
+        assert said.get("role", "admin") == "admin"
+        nothing = await request("http://console/overview", unix_socket=socket)
+        assert nothing.status == 404
