@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import CDPSession
 
 PAGES = (
-    *("overview", "models", "chat", "machines", "history", "requests", "logs"),
-    *("plan", "whatif", "keys", "traces"),
+    *("overview", "models", "chat", "deploy", "machines", "join"),
+    *("history", "requests", "logs", "plan", "whatif", "keys", "traces"),
 )
 RECORDED = 20
 """Models, and machines, of the history."""

@@ -158,7 +158,7 @@ function openView(place, ctx) {
 
   function drawFigures() {
     const workers = machines.filter((machine) => machine.role !== "hub");
-    const counted = workers.filter((machine) => !isInstance(machine));
+    const counted = workers.filter((machine) => !isInstance(machine) && machine.state !== "left");
     const up = counted.filter((machine) => machine.state === "up").length;
     const kinds = workers.flatMap((machine) => machine.gpus ?? []);
     const memory = kinds.reduce((sum, gpu) => sum + (gpu.memory_bytes ?? 0) * gpu.count, 0);
@@ -168,7 +168,7 @@ function openView(place, ctx) {
     const priced = workers.filter((machine) => machine.usd_per_hour !== null && machine.usd_per_hour !== undefined);
     const sites = new Set(workers.map(placeWords).filter(Boolean)).size;
     set(figures,
-      figure("Machines up", `${number(up)} of ${number(counted.length)}`, { tone: up === counted.length ? "good" : up ? "warn" : "bad", note: [workers.length > counted.length ? plural(workers.length - counted.length, "instance") : null, sites ? plural(sites, "site") : null].filter(Boolean).join(", ") || null }),
+      figure("Machines up", `${number(up)} of ${number(counted.length)}`, { tone: up === counted.length ? "good" : up ? "warn" : "bad", note: [workers.some(isInstance) ? plural(workers.filter(isInstance).length, "instance") : null, sites ? plural(sites, "site") : null].filter(Boolean).join(", ") || null }),
       figure("GPUs", count(kinds.reduce((sum, gpu) => sum + gpu.count, 0)), { note: memory ? `${bytes(memory)} of memory` : null }),
       figure("Requests running", count(runs), { note: "on all machines" }),
       figure("Cost", priced.length ? perHour(priced.reduce((sum, machine) => sum + machine.usd_per_hour, 0)) : "–", { note: !priced.length ? "no machine says a price" : priced.length < counted.length ? `${plural(priced.length, "machine")} of ${number(counted.length)} ${priced.length === 1 ? "says" : "say"} a price` : null }));
