@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.control.decision.decide import MakePlan
 from atoll.control.decision.lane_capacity import CarriedLoad
-from atoll.control.virtual.template_planner import TemplatePlanner
 from atoll.core.rng import stream
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
@@ -43,7 +43,7 @@ class WalkRow:
 
 
 def compare_walk(
-    problem: Problem, planner: TemplatePlanner, sigma: float, *, trials: int = 30, seed: int = 0
+    problem: Problem, planner: MakePlan, sigma: float, *, trials: int = 30, seed: int = 0
 ) -> WalkRow:
     """Return a column of the table."""
     static, rolling = [], []
@@ -66,7 +66,7 @@ def compare_walk(
 
 def _pay(
     problem: Problem,
-    planner: TemplatePlanner,
+    planner: MakePlan,
     plan: Plan,
     factors: np.ndarray,
     *,

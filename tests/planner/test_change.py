@@ -18,7 +18,8 @@ from atoll.planner.change import (
     change_problem,
     scale_count,
 )
-from atoll.planner.source import WrittenFleet, read_sent, read_source, write_yaml
+from atoll.planner.source import WrittenFleet, read_sent, read_source
+from atoll.planner.yaml_text import write_yaml
 from tests.seeds import examples
 
 EXAMPLES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -17,12 +18,15 @@ from atoll.runtime.openai import (
 )
 from atoll.workload.classes import parse_class_name
 
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
-WORDS = {"type": "text", "text": "hello"}
+PICTURE: dict[str, object] = {
+    "type": "image_url",
+    "image_url": {"url": "data:image/png;base64,AAAA"},
+}
+SOUND: dict[str, object] = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+WORDS: dict[str, object] = {"type": "text", "text": "hello"}
 
 
-def chat(*parts: dict[str, object], **more: object) -> dict[str, object]:
+def chat(*parts: Mapping[str, object], **more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": list(parts)}], **more}
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from atoll.plan.plan import RequestPath, RequestStep
 from atoll.runtime.graph_server.graph_config import ExecutorAddress, GraphService
-from atoll.runtime.graph_server.path_router import Brought, PathRouter, WeightedRoundRobin
+from atoll.runtime.graph_server.path_router import PathRouter, WeightedRoundRobin
+from atoll.workload.classes import Brought
 
 TEXT: Brought = (("text",), ("text",))
 SPOKEN: Brought = (("text", "audio"), ("text", "audio"))
