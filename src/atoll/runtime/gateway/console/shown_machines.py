@@ -112,7 +112,8 @@ def list_machines(view: GatewayView) -> tuple[ShownMachine, ...]:
 def count_machines(machines: Iterable[ShownMachine]) -> tuple[int, int]:
     """Return how many machines are up, and how many there are.
 
-    Hubs serve nothing, who has left is no machine here any more, and a backend whose stages are listed is the instance that those make up together.
+    Hubs serve nothing, who has left is no machine here any more, and a backend whose stages are listed is the
+    instance that those make up together.
     """
     shown = tuple(machine for machine in machines if machine.state != "left")
     staged = {(m.fleet, m.instance) for m in shown if m.role == "node" and not m.can_drain}

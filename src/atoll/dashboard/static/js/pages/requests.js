@@ -25,7 +25,7 @@ function waterfall(told) {
     h("thead", {}, h("tr", {}, ["Step", "From", "Took", "Time"].map((name, at) => h("th", { scope: "col", class: at === 1 || at === 2 ? "right" : null }, name)))),
     h("tbody", {}, told.spans.map((span) => h("tr", { class: INSIDE.has(span.kind) ? "inside" : null },
       h("th", { scope: "row" }, h("span", { class: "span-kind" }, KINDS[span.kind] ?? span.kind), " ", h("bdi", {}, span.name), notes(span) ? h("div", { class: "note" }, notes(span)) : null),
-      h("td", { class: "right" }, seconds(span.start_s)), h("td", { class: "right" }, seconds(span.seconds)), h("td", { class: "span-cell" }, bar(span)))))));
+      h("td", { class: "right", "data-name": "From" }, seconds(span.start_s)), h("td", { class: "right", "data-name": "Took" }, seconds(span.seconds)), h("td", { class: "span-cell", "data-name": "Time" }, bar(span)))))));
 }
 
 function drawRequest(told) {
