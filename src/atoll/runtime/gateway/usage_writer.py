@@ -185,7 +185,8 @@ def log_request(relay: Relay, fields: tuple[Any, ...], key_id: str | None) -> Lo
 
 def _tried(attempts: Attempts, ended_s: float, started_s: float) -> Iterator[TriedBackend]:
     """Yield the backends of attempts: each ends where the next one begins."""
-    ends = (*attempts.begins[1:], ended_s)
+    # Of a request that no backend got there is none.
+    ends = (*attempts.begins[1:], ended_s) if attempts.begins else ()
     for backend, begin_s, end_s in zip(attempts.backends, attempts.begins, ends, strict=True):
         yield TriedBackend(backend, begin_s - started_s, end_s - started_s)
 
