@@ -4,6 +4,9 @@
 - whatif_s: the slowest of several what-ifs about the quickstart fleet, all different, planned and simulated.
 - pages200_gateway_cpu_share: how much of a core 200 open pages cost the gateway, beyond what it uses idle.
 - transfer_kb: all that goes over the wire to see every page once, with nothing cached.
+- history_query_ms: the slowest of the questions that the page of the history asks about 30 days of 20 models
+  and 20 machines, of each as it is read in the gateway (CPU milliseconds).
+- store_mb_30d: the file of that history, with its journal.
 
 The browser is the machine's chromium; without one the two figures of the browser are null.
 """
@@ -11,6 +14,7 @@ The browser is the machine's chromium; without one the two figures of the browse
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -19,13 +23,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from atoll.telemetry.history import LEVELS, HistoryStore, MachineSums, ModelSums
 from benchmarks.report import Figure, finish, options
 from benchmarks.serving.dashboard_site import DashboardSite, Visitor, open_site
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession
 
-PAGES = ("overview", "models", "chat", "machines", "plan", "whatif", "keys", "traces")
+PAGES = (
+    *("overview", "models", "chat", "deploy", "machines", "join"),
+    *("history", "requests", "logs", "plan", "whatif", "keys", "traces"),
+)
+RECORDED = 20
+"""Models, and machines, of the history."""
+DAYS = 30
 OPEN = 200
 ASKS: tuple[dict[str, Any], ...] = (
     {"demand": {"chat": 1.5}},
@@ -77,6 +88,59 @@ def measure_pages(site: DashboardSite, visitor: Visitor, seconds: float) -> tupl
     for connection in opened:
         connection.close()
     return idle, busy
+
+
+def fill_history(store: HistoryStore, until_s: int) -> None:
+    """Record 30 days: coarse steps where only those are kept, down to every ten seconds at the end."""
+    draw = random.Random(0)
+    begin_s = until_s - DAYS * 86400
+    for number, level in enumerate(reversed(LEVELS)):
+        finer = LEVELS[::-1][number + 1 :]
+        end_s = until_s - finer[0].keep_s if finer else until_s
+        for at_s in range(begin_s, end_s, level.step_s):
+            step_s = float(level.step_s)
+            models = {
+                f"organisation/model-{n}": ModelSums(
+                    step_s,
+                    draw.randrange(200),
+                    draw.randrange(90_000),
+                    draw.randrange(9000),
+                    draw.randrange(1, 90),
+                    30.0 * draw.random(),
+                    draw.randrange(1, 9000),
+                    300.0 * draw.random(),
+                    100,
+                    draw.randrange(90, 100),
+                    draw.random(),
+                )
+                for n in range(RECORDED)
+            }
+            machines = {
+                f"site/machine-{n}": MachineSums(
+                    step_s, *(step_s * draw.random() for _ in MachineSums._fields[1:])
+                )
+                for n in range(RECORDED)
+            }
+            store.add(at_s, models, machines)
+        begin_s = end_s
+
+
+def measure_history(folder: Path) -> tuple[float, float]:
+    """Return milliseconds of the slowest question, and megabytes of the file."""
+    path, until_s = folder / "history.db", 1_800_000_000
+    store = HistoryStore(path)
+    fill_history(store, until_s)
+    waits = []
+    for span_s in (3600, 6 * 3600, 86400, 7 * 86400, DAYS * 86400):
+        for kind in ("models", "machines"):
+            begun_s = time.process_time()
+            found = store.read(kind, until_s - span_s, until_s, 160)
+            waits.append(1000.0 * (time.process_time() - begun_s))
+            if len(found.series) != RECORDED:
+                raise RuntimeError(f"{len(found.series)} {kind} were read")
+            print(f"  history of {kind} over {span_s / 3600:.0f} h: {waits[-1]:.0f} ms")
+    store.close()
+    return max(waits), sum(each.stat().st_size for each in folder.glob("history.db*")) / 1e6
 
 
 def measure_browser(site: DashboardSite, times: int) -> dict[str, float] | None:
@@ -153,12 +217,16 @@ def main() -> None:
         idle, busy = measure_pages(site, visitor, 10.0 if chosen.quick else 30.0)
         print(f"  gateway: {idle:.2%} of a core without pages, {busy:.2%} with {OPEN}")
         seen = measure_browser(site, 3 if chosen.quick else 7) or {}
+        query_ms, store_mb = measure_history(Path(folder))
+        print(f"  history of {DAYS} days: {query_ms:.0f} ms at most, {store_mb:.1f} MB")
     finish(
         [
             Figure("first_paint_ms", seen.get("figures_ms"), 1500, "to the overview's figures"),
             Figure("whatif_s", max(waits), 5, f"slowest of {len(waits)}"),
             Figure("pages200_gateway_cpu_share", max(0.0, busy - idle), 0.02, "of a core"),
             Figure("transfer_kb", seen.get("transfer_kb"), 1500, f"all {len(PAGES)} pages"),
+            Figure("history_query_ms", query_ms, 300, f"{DAYS} days, {RECORDED} models"),
+            Figure("store_mb_30d", store_mb, 200, "with as many machines"),
             Figure("fcp_ms", seen.get("fcp_ms"), note="first contentful paint"),
             Figure("whatif_first_s", first_s, note="in a planner that was just started"),
         ]

@@ -16,10 +16,10 @@ import yaml
 from atoll.api.fleet import Fleet
 from atoll.api.fleet_plan import FleetPlan
 from atoll.cli import main as cli
-from atoll.cli.logs import find_new
 from atoll.control.operation.approval import NextChange
 from atoll.control.operation.fleet_history import HistoryEvent
 from atoll.control.operation.fleet_home import Daemon, Entrance, FleetHome, FleetRecord, home_of
+from atoll.control.operation.instance_logs import find_new
 from atoll.control.operation.operated_plans import put_phases_together
 from atoll.deploy.local.daemon import ProcessId
 from atoll.deploy.target_table import TargetSettings

@@ -328,3 +328,19 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         except InputError:
             continue
         assert 0 <= value < float("inf")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0s"),
+        (59.6, "1min"),
+        (353.0, "5min 53s"),
+        (3600.0, "1h"),
+        (3605.0, "1h"),
+        (7260.0, "2h 1min"),
+        (200000.0, "2d 7h"),
+    ],
+)
+def test_how_long_something_lasts(seconds: float, text: str) -> None:
+    assert units.format_elapsed(seconds) == text

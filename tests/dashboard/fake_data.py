@@ -10,6 +10,24 @@ from typing import Any
 Json = dict[str, Any]
 GIB = 2**30
 MODELS = ("qwen3-32b", "llama-3.1-8b", "gemma-3-27b")
+BUDGETS = [
+    {
+        "key": None,
+        "name": None,
+        "owner": "ada@lab.example",
+        "usd_per_month": 50.0,
+        "spent_usd": 44.0,
+        "level": "warning",
+    },
+    {
+        "key": None,
+        "name": None,
+        "owner": None,
+        "usd_per_month": 500.0,
+        "spent_usd": 120.0,
+        "level": "info",
+    },
+]
 PROMISES = {
     "qwen3-32b": {"ttft_s": 1.0, "tpot_s": 0.05, "target": 0.95},
     "llama-3.1-8b": {"ttft_s": 0.5, "tpot_s": 0.03, "target": 0.99},
@@ -538,6 +556,95 @@ REPORT = (
     )
     + "</svg><script>document.getElementById('kept').title='drawn in the browser'</script>"
 )
+
+
+def make_history_curves(query: dict[str, str]) -> Json:
+    """Curves as the gateway has them, with a gap in the middle and two changes."""
+    since_s, until_s = float(query["since_s"]), float(query["until_s"])
+    step_s = max(10, round((until_s - since_s) / 100))
+    first = int(since_s // step_s * step_s)
+    at_s = list(range(first, int(until_s), step_s))
+    kind = query.get("of", "models")
+    figures = {
+        "models": {
+            "requests_per_s": 3.0,
+            "input_tokens_per_s": 3000.0,
+            "output_tokens_per_s": 700.0,
+            "first_token_s": 0.4,
+            "token_s": 0.03,
+            "kept": 0.9,
+            "usd_per_hour": 4.0,
+        },
+        "machines": {
+            "running": 12.0,
+            "load": 0.5,
+            "kv_share": 0.4,
+            "gpu_share": 0.8,
+            "memory_share": 0.7,
+        },
+    }[kind]
+    gap = range(len(at_s) // 2, len(at_s) // 2 + 5)
+    series = [
+        {"name": name}
+        | {
+            figure: [
+                None if at in gap else round(usual * (1.0 + 0.1 * ((at * (n + 3)) % 7) / 7.0), 5)
+                for at in range(len(at_s))
+            ]
+            for figure, usual in figures.items()
+        }
+        for n, name in enumerate(MODELS if kind == "models" else ("gpu1", "gpu2", "gpu3"))
+    ]
+    changes = [
+        {"at_s": since_s + 0.3 * (until_s - since_s), "text": "another plan is in force"},
+        {"at_s": since_s + 0.6 * (until_s - since_s), "text": "machine gpu2 joined"},
+    ]
+    return {"of": kind, "step_s": step_s, "at_s": at_s, "series": series, "changes": changes}
+
+
+def make_requests(now_s: float) -> list[Json]:
+    """The last requests, the newest first."""
+    return [
+        {
+            "id": f"req-{n}",
+            "trace": f"{n:032x}",
+            "model": list(MODELS)[n % len(MODELS)],
+            "endpoint": "/v1/chat/completions",
+            "stream": True,
+            "status": 502 if n == 2 else 200,
+            "outcome": ("ok", "ok", "error", "cancelled")[n % 4],
+            "prompt_tokens": 120 + n,
+            "completion_tokens": 64,
+            "started_s": now_s - 12.0 * n - 5.0,
+            "seconds": 2.4,
+            "first_token_s": None if n == 2 else 0.6,
+            "backend": "lab/gpu1",
+            "attempts": 2 if n == 1 else 1,
+        }
+        for n in range(8)
+    ]
+
+
+def make_request(name: str, now_s: float) -> Json | None:
+    """One of them with its spans."""
+    found = next((one for one in make_requests(now_s) if one["id"] == name), None)
+    if found is None:
+        return None
+    spans = [
+        ("gateway", "/v1/chat/completions qwen3-32b", 0.0, 2.4),
+        ("wait", "waits for a machine", 0.0, 0.05),
+        ("prefill", "lab/gpu2", 0.05, 0.4),
+        ("decode", "lab/gpu1", 0.45, 1.95),
+        ("first", "until the first token", 0.45, 0.15),
+        ("tokens", "further tokens", 0.6, 1.8),
+        ("executor", "speaker on gpu3", 0.9, 0.7),
+    ]
+    return found | {
+        "spans": [
+            {"kind": kind, "name": text, "start_s": start, "seconds": seconds, "failed": False}
+            for kind, text, start, seconds in spans
+        ]
+    }
 
 
 FLEET_FILE = """\

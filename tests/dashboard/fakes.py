@@ -172,7 +172,23 @@ class FakeGateway(FakeService):
             return self._keys(request, asker, rest)
         if rest == "usage":
             return self._usage(request, asker)
-        raise ApiError(404, f"nothing at {path}", code="not_found")
+        return self._past(request, rest)
+
+    def _past(self, request: Request, rest: str) -> Answer:
+        """What was, and what it cost."""
+        if rest == "budgets":
+            return answer_json({"budgets": data.BUDGETS})
+        if rest == "history":
+            query = {k: v[0] for k, v in parse_qs(request.query.decode()).items()}
+            return answer_json(data.make_history_curves(query))
+        if rest == "requests":
+            return answer_json({"requests": data.make_requests(time.time())})
+        if rest.startswith("requests/"):
+            found = data.make_request(rest.removeprefix("requests/"), time.time())
+            if found is None:
+                raise ApiError(404, "no request of this id is kept", code="not_found")
+            return answer_json(found)
+        raise ApiError(404, f"nothing at {rest}", code="not_found")
 
     def _machines(self, request: Request, asker: Json, rest: str) -> Answer:
         if rest == "machines":
@@ -274,8 +290,19 @@ class FakeGateway(FakeService):
                 ).encode(),
                 headers=headers,
             )
+        if body.get("tools") and body["messages"][-1]["role"] == "user":
+            return EventStream(self._call_tool(str(body["model"])), headers)
         told = request.headers.get(b"x-atoll-events") == b"1"
         return EventStream(self._chat(str(body["model"]), told=told), headers)
+
+    async def _call_tool(self, model: str) -> AsyncGenerator[bytes, None]:
+        """Stream a call of a tool, bit by bit."""
+        first = {"id": "call_7", "index": 0, "function": {"name": "get_weather", "arguments": ""}}
+        yield _chunk(model, {"tool_calls": [{"type": "function", **first}]})
+        for piece in ('{"place": ', '"Zurich"}'):
+            yield _chunk(model, {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]})
+        yield _chunk(model, {}, finish_reason="tool_calls")
+        yield b"data: [DONE]\n\n"
 
     async def _chat(self, model: str, *, told: bool) -> AsyncGenerator[bytes, None]:
         """Stream an answer; a third of the way another node goes on with it."""
@@ -414,8 +441,8 @@ class FakeDesk(FakeService):
                 return self._file(request, role, name)
             case "invitations":
                 return self._invitations(request)
-            case other if other.startswith("logs/"):
-                return answer_json({"instance": other[5:], "text": "it has begun\nit is ready"})
+            case other if other.startswith("logs"):
+                return self._logs(request, other)
         raise ApiError(404, "nothing there", code="not_found")
 
     def _invitations(self, request: Request) -> Answer:
@@ -458,6 +485,22 @@ class FakeDesk(FakeService):
                 raise ApiError(409, "the change is another by now", code="changed")
             self.next["state"] = "applying" if body.get("approve") else "refused"
         return answer_json({"next": self.next if name == "lab" else None})
+
+    def _logs(self, request: Request, path: str) -> Answer:
+        if path == "logs":
+            return answer_json({"logs": ["chat-1", "gateway"], "errors": []})
+        if b"follow=1" in request.query:
+            return EventStream(self._log(path[5:]))
+        return answer_json({"instance": path[5:], "text": "it has begun\nit is ready"})
+
+    async def _log(self, name: str) -> AsyncGenerator[bytes, None]:
+        """Tell lines of before, and one more after a moment."""
+        for lines in ([f"{name} starts", "WARNING: the cache is cold"], [f"{name} is ready"]):
+            yield f"event: lines\ndata: {json.dumps({'lines': lines})}\n\n".encode()
+            await asyncio.sleep(self.step_s)
+        while True:
+            await asyncio.sleep(5.0)
+            yield b": \n\n"
 
     def _instances(self) -> list[Json]:
         return [

@@ -16,7 +16,7 @@ from atoll.runtime.http.http_client import request
 @contextlib.asynccontextmanager
 async def running(options: PlannerOptions, *routes: PlannerRoute) -> AsyncIterator[PlannerAddress]:
     server = PlannerServer(
-        PlanningService(options.files, JobRunner(2, modules=())), (*ROUTES, *routes)
+        PlanningService(options.files, options.states, JobRunner(2, modules=())), (*ROUTES, *routes)
     )
     try:
         yield await server.start(options)

@@ -144,6 +144,8 @@ class PreparedPlan:
     promises: dict[str, ModelPromise]
     options: ServeOptions
     runners: tuple[InstanceRunner, ...] = ()
+    source: Path | None = None
+    """The fleet file that the plan was made for."""
 
     def list_runners(self) -> list[str]:
         """Return lines that say which instances run on GPUs, and why others do not."""
@@ -183,6 +185,7 @@ class PreparedPlan:
             promises=self.promises,
             runners=self.runners,
             gateway=options.gateway_settings,
+            source="" if self.source is None else str(self.source.resolve()),
         ) as fleet:
             if options.fabric is not None:
                 offer = FabricOffer(options.fabric, options.name, fleet, listener.note)

@@ -47,6 +47,12 @@ class DashboardCommandSettings(VerbSettings):
     fleets: tuple[Path, ...] = option(
         (), "A fleet file to plan with; repeatable.", "--fleet", metavar="FILE"
     )
+    states: tuple[Path, ...] = option(
+        (),
+        "The folder of a fleet that is operated with --state; repeatable.",
+        "--state",
+        metavar="DIR",
+    )
     planner: bool = option(
         True,
         "Start the planner, which plans and simulates, in a process beside.",
@@ -188,7 +194,7 @@ def _find_services(options: DashboardCommandSettings) -> ServiceDirectory:
         return ServiceDirectory(named, planner)
 
     def find() -> ServiceAddress | None:
-        return find_gateway(options.gateway)
+        return find_gateway(options.gateway, options.states)
 
     return ServiceDirectory(find(), planner, find)
 
@@ -207,6 +213,8 @@ def _start_planner(
     arguments = ["planner", "--socket", str(services.planner.socket), "--with-parent"]
     for path in options.fleets:
         arguments += ["--fleet", str(path.resolve())]
+    for path in options.states:
+        arguments += ["--state", str(path.resolve())]
     process = CompanionProcess(arguments, note, quiet=True)
     process.start()
     return process

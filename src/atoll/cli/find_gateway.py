@@ -41,18 +41,23 @@ def read_gateway(
     return known or ServiceAddress(_guess_url(path), path.absolute(), admin_token)
 
 
-def find_gateway(fleet: str | None = None) -> ServiceAddress | None:
+def find_gateway(fleet: str | None = None, states: tuple[Path, ...] = ()) -> ServiceAddress | None:
     """Return the gateway of this machine, that of a fleet where one is named, or None."""
-    return next(list_gateways(fleet), None)
+    return next(list_gateways(fleet, states), None)
 
 
-def list_gateways(fleet: str | None = None) -> Iterator[ServiceAddress]:
-    """Yield the gateways that run here: of operated fleets, of served ones (the newest first), others."""
+def list_gateways(
+    fleet: str | None = None, states: tuple[Path, ...] = ()
+) -> Iterator[ServiceAddress]:
+    """Yield the gateways that run here: of operated fleets, of served ones (the newest first), others.
+
+    `states` are folders of fleets that are operated from elsewhere than the user's state folder.
+    """
     from atoll.dashboard.services import ServiceAddress
     from atoll.runtime.http.listen_address import is_listening
     from atoll.runtime.local.fleet_state import list_running_fleets
 
-    yield from _list_operated(fleet)
+    yield from _list_operated(fleet, states)
     for state in reversed(list_running_fleets()):
         admin = Path(state.admin_socket) if state.admin_socket else None
         if fleet in (None, state.name) and admin is not None and is_listening(admin):
@@ -63,14 +68,14 @@ def list_gateways(fleet: str | None = None) -> Iterator[ServiceAddress]:
                 yield ServiceAddress(_guess_url(path), path)
 
 
-def _list_operated(fleet: str | None) -> Iterator[ServiceAddress]:
-    if not any((state_dir() / "fleets").glob("*")):
+def _list_operated(fleet: str | None, states: tuple[Path, ...]) -> Iterator[ServiceAddress]:
+    if not states and not any((state_dir() / "fleets").glob("*")):
         return  # and what knows of them need not be loaded
     from atoll.control.operation.fleet_home import list_homes
     from atoll.dashboard.services import ServiceAddress
     from atoll.runtime.http.listen_address import is_listening
 
-    for home in list_homes():
+    for home in list_homes(states):
         with contextlib.suppress(AtollError, OSError):
             record = home.read()
             at = None if record is None or not record.up else record.entrance

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import AtollError
-from atoll.core.units import format_duration, format_price
+from atoll.core.units import format_elapsed, format_price
 from atoll.report.terminal import table
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def draw_fleet_status(fleet: FleetStatus, now_s: float) -> Group:
     head = (
         f"{fleet.fleet}{where}: {known} on "
         f"{', '.join(fleet.targets)}, {format_price(fleet.usd_per_hour)}, up "
-        f"{format_duration(_round(now_s - fleet.since_s))}"
+        f"{format_elapsed(now_s - fleet.since_s)}"
         if fleet.up
         else f"{fleet.fleet}: down (`atoll up {fleet.source}`)"
     )
@@ -44,7 +44,7 @@ def draw_fleet_status(fleet: FleetStatus, now_s: float) -> Group:
             row.service,
             row.target,
             row.state,
-            format_duration(_round(now_s - row.since_s)),
+            format_elapsed(now_s - row.since_s),
             None if row.usd_per_hour is None else format_price(row.usd_per_hour),
             ",".join(row.hosts) or None,
             _say_end(row, now_s) + row.reason,
@@ -71,11 +71,7 @@ def _describe_gateway(gateway: dict[str, Any], traffic: tuple[ServiceRow, ...]) 
 
 
 def _say_end(row: InstanceRow, now_s: float) -> str:
-    return "" if row.ends_s is None else f"ends in {format_duration(_round(row.ends_s - now_s))}; "
-
-
-def _round(seconds: float) -> float:
-    return float(max(0, round(seconds)))
+    return "" if row.ends_s is None else f"ends in {format_elapsed(row.ends_s - now_s)}; "
 
 
 def read_fabric(token: str) -> list[dict[str, object]]:

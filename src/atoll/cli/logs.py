@@ -58,21 +58,14 @@ def logs(options: LogsSettings) -> None:
     _write(text)
     if not options.follow:
         return
+    from atoll.control.operation.instance_logs import find_new
+
     seen = read(_FOLLOWED).splitlines()
     while True:
         time.sleep(_EVERY_S)
         now = read(_FOLLOWED).splitlines()
         _write("\n".join(find_new(seen, now)))
         seen = now
-
-
-def find_new(before: list[str], now: list[str]) -> list[str]:
-    """Return the lines at the end of `now` that came after those of `before`."""
-    for skipped in range(len(before) + 1):
-        same = before[skipped:]
-        if now[: len(same)] == same:
-            return now[len(same) :]
-    return now
 
 
 def _write(text: str) -> None:

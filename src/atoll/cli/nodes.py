@@ -14,7 +14,7 @@ from atoll.core.errors import UsageError
 from atoll.core.extras import require_extras
 from atoll.core.options import option
 from atoll.core.quantities import Bytes
-from atoll.core.units import format_bytes, format_duration, format_price
+from atoll.core.units import format_bytes, format_elapsed, format_price
 from atoll.report.terminal import console, emit, table, to_json
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _load(load: Load | None) -> str | None:
 def _ends(metadata: Metadata, now_s: float) -> str | None:
     if metadata.ends_s is None:
         return None
-    return format_duration(metadata.ends_s - now_s) if metadata.ends_s > now_s else "over"
+    return format_elapsed(metadata.ends_s - now_s) if metadata.ends_s > now_s else "over"
 
 
 def _price(metadata: Metadata) -> str | None:

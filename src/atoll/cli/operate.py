@@ -94,8 +94,9 @@ def operate(options: OperateSettings) -> None:
         emit(change, options.as_json, change.text)
         return
     with stopping("the fleet goes on serving") as stop:
+        at = () if options.state is None else ("--state", str(options.state.resolve()))
         shown = start_dashboard(
-            options, ("--gateway", fleet.name, "--fleet", str(controller.request.file))
+            options, ("--gateway", fleet.name, *at, "--fleet", str(controller.request.file))
         )
         try:
             controller.run(stop)

@@ -31,6 +31,12 @@ class PlannerSettings(VerbSettings):
     fleets: tuple[Path, ...] = option(
         (), "A fleet file that can be asked about; repeatable.", "--fleet", metavar="FILE"
     )
+    states: tuple[Path, ...] = option(
+        (),
+        "The folder of a fleet that is operated with --state; repeatable.",
+        "--state",
+        metavar="DIR",
+    )
     socket: Path | None = option(
         None, "Unix socket to listen on; default: one in the runtime folder."
     )
@@ -66,7 +72,9 @@ def planner(options: PlannerSettings) -> None:
     from atoll.planner.planner_server import PlannerOptions, serve
     from atoll.runtime.http.program import run
 
-    asked = PlannerOptions(options.fleets, options.socket, options.port, options.token)
+    asked = PlannerOptions(
+        options.fleets, options.states, options.socket, options.port, options.token
+    )
     if options.with_parent:
         threading.Thread(target=_end_with_input, daemon=True).start()
     run(serve(asked, lambda address: _ready(address, as_json=options.as_json)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -49,7 +50,7 @@ def serve(options: ServeSettings) -> None:
     require_extras("serve")
     from atoll.api.fleet import Fleet
     from atoll.api.served_plan import prepare_serving
-    from atoll.plan.files.read import is_plan, read_plan
+    from atoll.plan.files.read import find_fleet_file, is_plan, read_plan
     from atoll.runtime.http.program import run
     from atoll.runtime.local.serving import StartProgress
 
@@ -57,11 +58,18 @@ def serve(options: ServeSettings) -> None:
     check_places(options)
     options.check_offer()
     plan = read_plan(options.plan) if is_plan(options.plan) else None
+    terminal = TerminalListener(yes=True)
     if plan is None and options.fleet is not None:
         raise UsageError(f"{options.plan} is a fleet file itself", hint="leave --fleet out")
     source = options.plan if plan is None else options.fleet
+    if plan is not None and source is None:
+        source = find_fleet_file(plan, options.plan)
+        terminal.note(
+            f"it promises what {source} says"
+            if source is not None
+            else "it promises nothing: no fleet file of the plan is beside it (name one with --fleet)"
+        )
     fleet = None if source is None else Fleet.load(source)
-    terminal = TerminalListener(yes=True)
     prepared = prepare_serving(
         plan,
         None if fleet is None else fleet.problem,
@@ -69,6 +77,7 @@ def serve(options: ServeSettings) -> None:
         terminal,
         None if fleet is None else lambda: plan_for_serving(fleet, options.deadline),
     )
+    prepared = replace(prepared, source=source)
     tell = make_teller(prepared.stand_ins)
     for line in prepared.list_runners():
         tell(line)

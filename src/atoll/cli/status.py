@@ -14,7 +14,7 @@ from atoll.cli.fleet_status import draw_fabric, draw_fleet_status, read_fabric
 from atoll.cli.shared_options import AsJson
 from atoll.control.operation.options import STATE_HELP
 from atoll.core.errors import UnknownNameError
-from atoll.core.units import format_duration
+from atoll.core.units import format_duration, format_elapsed
 from atoll.engines.table import find_engine
 from atoll.report.terminal import console, emit, table
 
@@ -156,7 +156,7 @@ def draw_fleet(fleet: FleetState, live: Live | None) -> Group:
             )
         )
     more = () if live is None else ("state", "running", "requests")
-    up = "" if live is None else f", up {format_duration(time.time() - fleet.started_s)}"
+    up = "" if live is None else f", up {format_elapsed(time.time() - fleet.started_s)}"
     instances = table(
         ("model", "instance", "engine", "address", "nodes", *more),
         rows,

@@ -221,6 +221,18 @@ def format_duration(seconds: float) -> str:
     return "0s" if seconds == 0 else _format_scaled(seconds, steps)
 
 
+def format_elapsed(seconds: float) -> str:
+    """Write how long something has lasted, in whole seconds and at most two units: "5min 53s", "2d 3h"."""
+    left = max(0, round(seconds))
+    counts = []
+    for unit in ("d", "h", "min", "s"):
+        number, left = divmod(left, round(_DURATION[unit]))
+        # What is less than the second unit says nothing any more: nobody wants the seconds of days.
+        if number or counts:
+            counts.append((number, unit))
+    return " ".join(f"{number}{unit}" for number, unit in counts[:2] if number) or "0s"
+
+
 def format_rate(per_second: float) -> str:
     """Write events per second as "12.5/s"; slow rates become "/min" or "/h"."""
     if per_second == 0 or per_second >= 0.1:

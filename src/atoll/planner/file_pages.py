@@ -11,8 +11,7 @@ from pydantic import Field
 
 from atoll.control.operation.fleet_file import FileChangedError, FleetFile, name_version
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
-from atoll.control.operation.instance_logs import find_logs
-from atoll.core.errors import AtollError, InputError
+from atoll.core.errors import InputError
 from atoll.core.files import parse_yaml, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.plan.files.fleet_file import parse_fleet
@@ -30,7 +29,6 @@ from atoll.runtime.http.handlers import Answer, Response
 from atoll.runtime.local.weights import STAND_IN_MODEL
 from atoll.runtime.openai import ApiError
 
-_MAX_LINES = 10_000
 _PATH = "/atoll/v1/fleets/{name}/file"
 
 
@@ -59,22 +57,6 @@ async def put_file(planner: PlanningService, request: PlannerRequest) -> Answer:
     asked = NewFile.parse(request.object())
     entry = await asyncio.to_thread(planner.shelf.find, request.names["name"])
     return json_response(await asyncio.to_thread(_replace, entry, asked, _who(request)))
-
-
-async def show_logs(planner: PlanningService, request: PlannerRequest) -> Answer:
-    """Answer with the last lines of an instance, or of the fleet's gateway or hub."""
-    lines = request.number("lines", 200, min_value=1, max_value=_MAX_LINES)
-    entry = await asyncio.to_thread(planner.shelf.find, request.names["name"])
-    home, record = _need_operated(entry)
-
-    def read() -> str:
-        return find_logs([(home, record)], request.names["instance"])(lines)
-
-    try:
-        text = await asyncio.to_thread(read)
-    except AtollError as error:
-        raise ApiError(404, str(error), code="not_found") from error
-    return json_response({"instance": request.names["instance"], "text": text})
 
 
 def _describe(entry: FleetEntry, version: str | None) -> dict[str, Any]:
@@ -171,10 +153,5 @@ ROUTES = (
     PlannerRoute(
         *("PUT", _PATH, "operator", put_file, "Replace the file of an operated fleet"),
         takes=NewFile,
-    ),
-    PlannerRoute(
-        *("GET", "/atoll/v1/fleets/{name}/logs/{instance}", "operator", show_logs),
-        "The last lines of an instance, or of `gateway` or `hub`",
-        query=("lines",),
     ),
 )

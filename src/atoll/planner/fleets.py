@@ -1,4 +1,4 @@
-"""The fleets that a planner knows: those operated from here, files that it was given, and examples.
+"""The fleets that a planner knows: those operated or served here, files that it was given, and examples.
 
 Names are looked up in this order. Looking at an operated fleet asks its machines and takes its time: it is
 done once for all who ask, in threads, and what was seen last is told meanwhile.
@@ -16,14 +16,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from atoll.control.operation.fleet_home import FleetHome, FleetRecord, list_homes
+from atoll.control.operation.fleet_home import (
+    MAX_PLAN_BYTES,
+    FleetHome,
+    FleetRecord,
+    list_homes,
+)
 from atoll.control.operation.fleet_status import FleetStatus, look_at_fleet
 from atoll.core.errors import AtollError, UnknownNameError
+from atoll.core.files import read_text_limited
 from atoll.plan.files.examples import describe_example, list_examples
+from atoll.plan.plan import Plan
+from atoll.runtime.local.fleet_state import FleetState, list_running_fleets
 
 _LOG = logging.getLogger(__name__)
 _FRESH_S = 2.0
 """For how long what was seen is told again."""
+_NO_FILE = "the fleet file of a plan that was served without one"
 _PATIENCE_S = 2.0
 """How long a new look is waited for where there is an older one."""
 
@@ -32,14 +41,29 @@ Look = Callable[[FleetHome, FleetRecord, float], FleetStatus]
 
 @dataclass(frozen=True, slots=True)
 class FleetEntry:
-    """A fleet by its name: `source` is its fleet file; `home` and `record` are there if it is operated."""
+    """A fleet by its name: `source` is its fleet file; `home` and `record` are there if it is operated.
+
+    `served` is there if `atoll serve` serves a plan of it on this machine; without a fleet file that the plan
+    was made for, `source` is a file that is not there.
+    """
 
     name: str
-    kind: Literal["operated", "file", "example"]
+    kind: Literal["operated", "served", "file", "example"]
     source: Path
     title: str | None = None
     home: FleetHome | None = None
     record: FleetRecord | None = None
+    served: FleetState | None = None
+
+    def read_plan(self) -> Plan | None:
+        """Return the plan in force, with its choices as they are settled; None where nothing stands."""
+        if self.served is not None:
+            path = self.served.plan_path
+            return Plan.from_json(read_text_limited(path, MAX_PLAN_BYTES), path=path)
+        if self.home is None or self.record is None or not self.record.up:
+            return None
+        read = self.home.read_plan()
+        return None if read is None else read.plan.model_copy(update={"mixes": self.record.mixes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +75,18 @@ class FleetSight:
 
 
 class FleetShelf:
-    """See the module; `look` asks a fleet's machines, and blocks."""
+    """See the module; `look` asks a fleet's machines, and blocks.
 
-    def __init__(self, files: tuple[Path, ...] = (), look: Look = look_at_fleet) -> None:
-        self._files = files
+    `states` are folders of fleets that are operated from elsewhere than the user's state folder.
+    """
+
+    def __init__(
+        self,
+        files: tuple[Path, ...] = (),
+        look: Look = look_at_fleet,
+        states: tuple[Path, ...] = (),
+    ) -> None:
+        self._files, self._states = files, states
         self._look = look
         self._seen: dict[str, FleetSight] = {}
         self._seen_s = -1e9
@@ -62,7 +94,7 @@ class FleetShelf:
 
     def entries(self) -> tuple[FleetEntry, ...]:
         """Return all fleets; reads their records, so call it in a thread."""
-        found = [*_operated(), *_named(self._files), *_examples()]
+        found = [*_operated(self._states), *_served(), *_named(self._files), *_examples()]
         return tuple({entry.name: entry for entry in reversed(found)}.values())[::-1]
 
     def find(self, name: str) -> FleetEntry:
@@ -90,7 +122,7 @@ class FleetShelf:
         return self._seen
 
     async def _look_again(self) -> None:
-        entries = await asyncio.to_thread(_operated)
+        entries = await asyncio.to_thread(_operated, self._states)
         seen = await asyncio.gather(*(asyncio.to_thread(self._see, entry) for entry in entries))
         self._seen = {entry.name: sight for entry, sight in zip(entries, seen, strict=True)}
         self._seen_s = asyncio.get_running_loop().time()
@@ -110,6 +142,8 @@ class FleetShelf:
 def describe_fleet(entry: FleetEntry, sight: FleetSight | None) -> dict[str, Any]:
     """Return a fleet as it is listed."""
     said: dict[str, Any] = {"name": entry.name, "kind": entry.kind}
+    if entry.served is not None:
+        said |= {"up": True, "url": entry.served.url, "since_s": entry.served.started_s}
     if entry.record is None:
         return said if entry.title is None else said | {"title": entry.title}
     record = entry.record
@@ -151,9 +185,18 @@ def _version(entry: FleetEntry, status: FleetStatus | None) -> str:
     return hashlib.sha256(repr(marks).encode()).hexdigest()[:12]
 
 
-def _operated() -> list[FleetEntry]:
+def _served() -> list[FleetEntry]:
+    """Plans that are served here, the newest first."""
+    return [
+        FleetEntry(state.name, "served", Path(state.source or _NO_FILE), served=state)
+        for state in reversed(list_running_fleets())
+        if state.plan_path.is_file()
+    ]
+
+
+def _operated(states: tuple[Path, ...]) -> list[FleetEntry]:
     found = []
-    for home in list_homes():
+    for home in list_homes(states):
         try:
             record = home.read()
         except AtollError as error:

@@ -17,6 +17,7 @@ from atoll.core.errors import AtollError
 from atoll.planner import (
     file_pages,
     fleet_pages,
+    log_pages,
     machine_pages,
     model_pages,
     plan_pages,
@@ -42,6 +43,7 @@ from atoll.runtime.openai import ApiError
 
 ROUTES: tuple[PlannerRoute, ...] = (
     *fleet_pages.ROUTES,
+    *log_pages.ROUTES,
     *plan_pages.ROUTES,
     *file_pages.ROUTES,
     *model_pages.ROUTES,
@@ -81,13 +83,15 @@ class PlannerAddress:
 
 @dataclass(frozen=True, slots=True)
 class PlannerOptions:
-    """Options of a planner: fleet files beside those it finds itself, and where to listen.
+    """Options of a planner: fleet files and folders of operated fleets beside those it finds itself, and
+    where to listen.
 
     Without a port it listens on the socket, by default one of its own in the user's runtime folder; port 0
     is any. `token` opens the port; one is made where none is given.
     """
 
     files: tuple[Path, ...] = ()
+    states: tuple[Path, ...] = ()
     socket: Path | None = None
     port: int | None = None
     token: str | None = None
@@ -148,7 +152,7 @@ class PlannerServer:
 
 async def serve(options: PlannerOptions, ready: Callable[[PlannerAddress], None]) -> None:
     """Run a planner until the process is told to stop; `ready` is told where it listens."""
-    server = PlannerServer(PlanningService(options.files))
+    server = PlannerServer(PlanningService(options.files, options.states))
     try:
         ready(await server.start(options))
         await server.planner.jobs.warm()

@@ -82,12 +82,17 @@ class PlanningService:
     `jobs` answers people who wait, `background` works on what nobody waits for.
     """
 
-    def __init__(self, files: Iterable[Path] = (), jobs: JobRunner | None = None) -> None:
+    def __init__(
+        self,
+        files: Iterable[Path] = (),
+        states: Iterable[Path] = (),
+        jobs: JobRunner | None = None,
+    ) -> None:
         # One more than the dashboard lets one person have.
         self.jobs = jobs or JobRunner(3)
         # Nobody waits for these, so they give way to others.
         self.background = JobRunner(1, nice=10)
-        self.shelf = FleetShelf(tuple(files))
+        self.shelf = FleetShelf(tuple(files), states=tuple(states))
         self.watch = FleetWatch(self.list_fleets)
         self.plans = PlanBook(self.background)
         self._folder = PlannerFolder()

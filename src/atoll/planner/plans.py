@@ -1,4 +1,4 @@
-"""The plans that a planner can show: those in force where a fleet is operated, and those that were made here.
+"""The plans that a planner can show: those in force where a fleet is operated or served, and those made here.
 
 What binds a plan is worked out once, in the background, when somebody has looked at it; until then it is
 None.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.api.fleet_plan import FleetPlan
@@ -19,6 +21,7 @@ from atoll.plan.problem import Problem
 from atoll.planner.fleets import FleetEntry
 from atoll.planner.jobs import JobRunner
 from atoll.planner.plan_drawing import Drawn, draw_plan
+from atoll.planner.source import read_source
 from atoll.planner.worker import Report, Said
 from atoll.runtime.openai import ApiError
 
@@ -64,11 +67,14 @@ class PlanBook:
 
     async def show(self, entry: FleetEntry) -> dict[str, Any]:
         """Return a fleet's plan to be drawn, or None and a reason."""
-        if entry.home is None or entry.record is None:
+        if entry.served is not None:
+            shown = await asyncio.to_thread(self._read_served, entry)
+            reason = "the fleet file of the plan is not known: serve it with --fleet FILE"
+        elif entry.home is None or entry.record is None:
             shown = self._made.get(entry.name)
             reason = "no plan was made of it here yet"
         else:
-            shown = await asyncio.to_thread(self._read_plan, entry.home, entry.record)
+            shown = await asyncio.to_thread(self._read_operated, entry.home, entry.record)
             reason = (
                 "no plan is in force yet"
                 if entry.record.up
@@ -84,23 +90,48 @@ class PlanBook:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _read_plan(self, home: FleetHome, record: FleetRecord) -> ShownPlan | None:
-        """Return the plan in force, drawn once for each time that it is written."""
-        if not record.up:
+    def _read_operated(self, home: FleetHome, record: FleetRecord) -> ShownPlan | None:
+        """Return the plan in force, where the fleet is up."""
+
+        def draw() -> ShownPlan | None:
+            read = home.read_plan()
+            if read is None:
+                return None
+            return draw_in_force(read.plan, read.problem, record, read.hash, read.made_s)
+
+        return self._draw_once(record.name, home.folder / "plan.json", draw) if record.up else None
+
+    def _read_served(self, entry: FleetEntry) -> ShownPlan | None:
+        """Return the plan that is served, where the fleet file is known that it was made for."""
+        served = entry.served
+        if served is None or not entry.source.is_file():
             return None
+
+        def draw() -> ShownPlan | None:
+            plan = entry.read_plan()
+            if plan is None:
+                return None
+            problem = read_source(entry.source).problem
+            drawn = draw_plan(FleetPlan.of(plan, problem))
+            return ShownPlan(drawn, served.started_s, problem.to_json(), plan.to_json())
+
+        return self._draw_once(entry.name, served.plan_path, draw)
+
+    def _draw_once(
+        self, name: str, path: Path, draw: Callable[[], ShownPlan | None]
+    ) -> ShownPlan | None:
+        """Return a fleet's plan, drawn once for each time that its file is written."""
         try:
-            found = (home.folder / "plan.json").stat()
+            found = path.stat()
         except OSError:
             return None
         mark = (found.st_mtime_ns, found.st_ino)
-        known = self._read.get(record.name)
+        known = self._read.get(name)
         if known is not None and known[0] == mark:
             return known[1]
-        read = home.read_plan()
-        if read is None:
-            return None
-        shown = draw_in_force(read.plan, read.problem, record, read.hash, read.made_s)
-        _put(self._read, record.name, (mark, shown))
+        shown = draw()
+        if shown is not None:
+            _put(self._read, name, (mark, shown))
         return shown
 
     def _find_binds(self, shown: ShownPlan) -> list[Any] | None:

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from urllib.parse import unquote
 
 from atoll.core.errors import UnknownNameError
-from atoll.plan.plan import Plan
 from atoll.planner.answers import AnsweringRunner, key_of
 from atoll.planner.dials import describe_dials
-from atoll.planner.fleets import FleetEntry
 from atoll.planner.jobs import stream_job
 from atoll.planner.plan_simulation import SimulateAsk, find_simulation
 from atoll.planner.planner_service import (
@@ -38,7 +36,7 @@ async def show_dials(planner: PlanningService, request: PlannerRequest) -> Answe
 
     def read() -> Said:
         entry = planner.shelf.find(name)
-        plan = read_in_force(entry)
+        plan = entry.read_plan()
         usd = None if plan is None else plan.usd_per_hour
         return describe_dials(read_source(entry.source), name, usd)
 
@@ -133,16 +131,8 @@ def _place(planner: PlanningService, ask: FleetAsk) -> AskedFleet:
     if ask.fleet is None:
         return AskedFleet(text=ask.file)
     entry = planner.shelf.find(ask.fleet)
-    plan = read_in_force(entry)
+    plan = entry.read_plan()
     return AskedFleet(path=str(entry.source), plan=None if plan is None else plan.to_json())
-
-
-def read_in_force(entry: FleetEntry) -> Plan | None:
-    """Return the plan of a fleet that is operated and up, with its choices as its record has them."""
-    if entry.home is None or entry.record is None or not entry.record.up:
-        return None
-    read = entry.home.read_plan()
-    return None if read is None else read.plan.model_copy(update={"mixes": entry.record.mixes})
 
 
 ROUTES = (

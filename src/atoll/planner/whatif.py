@@ -27,8 +27,8 @@ from atoll.planner.source import (
     read_source,
 )
 from atoll.planner.worker import Report, Said
-from atoll.prove.headroom import short_services
-from atoll.prove.quick_plan import QuickPlan, plan_quickly, simulate_demand
+from atoll.prove.headroom import Tell, short_services
+from atoll.prove.quick_plan import QuickPlan, plan_exactly, plan_quickly, simulate_demand
 from atoll.prove.warm import warm
 
 # Prices per hour that differ by less than half a cent count as the same.
@@ -55,12 +55,15 @@ class FleetAsk(Frozen):
 class WhatIfAsk(FleetAsk, DialChange):
     """Question of a what-if: a change of a fleet, and how long it is simulated, in seconds.
 
+    Plans come soon, from little work, or are those that `atoll plan` would make (`exact`), with their bound.
+
     `edit` is made first, and only of a fleet that the planner knows by name: a file is sent as it is to be.
     """
 
     edit: FleetEdit | None = None
     simulate_s: Annotated[float, Field(strict=True, ge=10, le=1800)] = 120.0
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31)] = 0
+    exact: bool = False
 
     @property
     def change(self) -> DialChange:
@@ -126,6 +129,8 @@ class PlannedFleet:
 
 def prepare() -> None:
     """Load what planning and simulating need, so that the first who asks does not wait for it."""
+    import scipy.optimize  # noqa: F401 - placements on clusters take a second to load it
+
     warm()
     problem = read_sent(_WARM_FLEET).problem
     plan_quickly(problem, simulate_s=10.0, seed=0)
@@ -139,7 +144,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
     edited = source if ask.edit is None else place.read_edited(ask.edit)
     changed = apply_change(edited, ask.change)
 
-    def tell(when: str, share: float) -> Any:
+    def tell(when: str, share: float) -> Tell:
         return lambda text: report({"text": f"{when}: {text}", "share": share})
 
     now = _plan_now(place, source.problem, ask, tell("now", 0.1))
@@ -147,10 +152,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
     if changed.problem.content_hash() == source.problem.content_hash():
         then = now
     else:
-        found = plan_quickly(
-            changed.problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell("then", 0.5)
-        )
-        then = PlannedFleet.of(found)
+        then = _plan(changed.problem, ask, tell("then", 0.5))
     return {
         "now": _draw(now),
         "then": _draw(then),
@@ -161,6 +163,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
         "fleet_file": changed.text,
         "fleet_file_name": changed.file_name,
         "simulate_s": ask.simulate_s,
+        "exact": ask.exact,
         "seconds": time.monotonic() - began_s,
         "made": None if place.plan is not None else _write_made(now.plan, source.problem),
     }
@@ -171,7 +174,7 @@ def _write_made(plan: FleetPlan, problem: Problem) -> dict[str, str]:
     return {"plan": plan.to_json(), "problem": problem.to_json()}
 
 
-def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Any) -> PlannedFleet:
+def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
     """The plan in force with what it keeps; where there is none, one as of what would be."""
     in_force = place.read_plan(problem)
     if in_force is not None:
@@ -185,9 +188,13 @@ def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Any) ->
             seed=ask.seed,
         )
         return PlannedFleet(in_force, kept, served)
-    return PlannedFleet.of(
-        plan_quickly(problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell)
-    )
+    return _plan(problem, ask, tell)
+
+
+def _plan(problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
+    """Plan soon, or as `atoll plan` does, and simulate which share of requests keeps its promises."""
+    make = plan_exactly if ask.exact else plan_quickly
+    return PlannedFleet.of(make(problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell))
 
 
 def _draw(found: PlannedFleet) -> dict[str, Any]:
@@ -254,7 +261,7 @@ def judge(now: PlannedFleet, then: PlannedFleet) -> str:
 
 
 def _notes(now: PlannedFleet, then: PlannedFleet) -> list[str]:
-    found = []
+    found: list[str] = []
     if any(proof_of(planned.plan).may_improve for planned in (now, then)):
-        found.append("cut short to answer soon: `atoll plan` may find a better plan")
+        found.append("cut short to answer soon: an exact plan may be better")
     return found

@@ -162,5 +162,8 @@ def _add_error_bars(plan: Plan, problem: Problem, catalog: Catalog, deadline: De
     notes = plan.notes
     if found.measure is not None and min(found.chance.values()) < 1.0:
         gpu, op = found.measure
-        notes = (*notes, f"measuring {op} on {gpu} would make the promises surest")
+        notes = (
+            *notes,
+            f"measuring {op} on {gpu} would make the promises more certain than anything else",
+        )
     return plan.model_copy(update={"promises": promises, "notes": notes})

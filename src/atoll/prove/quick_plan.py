@@ -15,7 +15,7 @@ deadline.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,8 +30,10 @@ from atoll.solve.plan_request import PlanRequest
 
 CLUSTER_S = 30.0
 """Seconds after which a placement is what was found by then: a net, its work ends before."""
-GRAPHS_S = 6.0
+GRAPHS_S = 4.0
 """The same for a plan of any-to-any models, which mostly is cut short by it, and says so."""
+EXACT_S = 120.0
+"""The same for an exact plan."""
 _CLUSTER_WORK = 0.01
 """Share of the usual effort for a placement: somebody waits for it."""
 _GRAPHS_WORK = 0.1
@@ -76,6 +78,22 @@ def plan_quickly(
             _cache.popitem(last=False)
     _cache.move_to_end(key)
     return found
+
+
+def plan_exactly(
+    problem: Problem, *, simulate_s: float, seed: int, tell: Tell = lambda _text: None
+) -> QuickPlan:
+    """Return the plan that is made without hurry, with its bound and promises, and what it keeps."""
+    tell("planning exactly, which takes up to some minutes")
+    request = PlanRequest(
+        deadline_s=EXACT_S, on_progress=lambda said: tell(f"{said.stage}: {said.text}")
+    )
+    found = plan(problem, request)
+    served = min(found.served_fraction.values(), default=0.0)
+    tell("simulating")
+    settled = _settle(problem, found)
+    kept = simulate_demand(found, settled, share=served, simulate_s=simulate_s, seed=seed)
+    return QuickPlan(found, problem, kept, served)
 
 
 _cache: OrderedDict[tuple[str, float, int], QuickPlan] = OrderedDict()
@@ -218,7 +236,12 @@ class _QuickPlanner:
         # A mix that is settled stays: sizing must not change the choice of models from round to round.
         settled = own.settled(first.mixes)
         judge = partial(self._judge_shown, settled)
-        found, kept = HeadroomSizing(settled, first, self._solve, judge, self.tell).run()
+        markets = _SizingMarkets(first, self._solve)
+        found, kept = HeadroomSizing(settled, first, markets.solve, judge, self.tell).run()
+        if (other := markets.open_spot(found)) is not None:
+            seen = judge(other)
+            if not short_services(settled, seen) or short_services(settled, kept):
+                found, kept = other, seen
         whole = asked.settled(first.mixes).content_hash()
         fields = {"mixes": first.mixes, "problem_hash": whole}
         return QuickPlan(found.model_copy(update=fields), asked, kept, share)
@@ -241,6 +264,42 @@ class _QuickPlanner:
                 # Services that fresh arrivals show short count with the mean; the others as they are shown.
                 return {name: short.get(name, share) for name, share in kept.items()}
         return kept
+
+
+class _SizingMarkets:
+    """Markets that headroom is sized on: without spot where the first plan has none there.
+
+    With spot the solver tries one share of it after the other, which takes several times as long: it is
+    looked at once more when the headroom is known, and not in every round.
+    """
+
+    def __init__(self, first: Plan, solve: Callable[[Problem], Plan]) -> None:
+        self._first, self._solve = first, solve
+        self._is_closed = not any(n.market == "spot" for one in first.instances for n in one.nodes)
+        self._asked: list[tuple[Plan, Problem]] = []
+
+    def solve(self, problem: Problem) -> Plan:
+        """Return a plan for a problem with more headroom."""
+        if not self._is_closed or not problem.limits.spot_share:
+            return self._solve(problem)
+        limits = problem.limits.model_copy(update={"spot_share": 0.0})
+        found = self._solve(problem.replace(limits=limits))
+        if found.status not in ("optimal", "feasible"):
+            return self._solve(problem)
+        found = found.model_copy(update={"problem_hash": problem.content_hash()})
+        self._asked.append((found, problem))
+        return found
+
+    def open_spot(self, found: Plan) -> Plan | None:
+        """Return a cheaper plan with the headroom of the one found, on all markets, if there is one."""
+        if found.usd_per_hour <= self._first.usd_per_hour:
+            return None
+        for made, problem in self._asked:
+            if made is found:
+                other = self._solve(problem)
+                whole = other.status in ("optimal", "feasible")
+                return other if whole and other.usd_per_hour < found.usd_per_hour else None
+        return None
 
 
 def _mean(shares: list[float | None]) -> float | None:

@@ -244,3 +244,52 @@ def test_an_answer_of_ten_thousand_tokens_is_shown_whole_and_followed(
     assert page.locator(".markdown > .code").count() == 500
     left = page.evaluate("document.documentElement.scrollHeight - scrollY - innerHeight")
     assert left < 2
+
+
+def test_a_model_calls_a_tool_and_goes_on_with_its_result(site: Site, visit: Visit) -> None:
+    visitor = visit(site)
+    visitor.go("/chat")
+    page = visitor.page
+    page.get_by_role("button", name="Insert an example").click()
+    page.get_by_label("Message", exact=True).fill("How is the weather?")
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.get_by_label("Arguments of get_weather").get_by_text('{"place": "Zurich"}').wait_for()
+    page.get_by_label("Result of get_weather").fill("fog")
+    page.get_by_role("button", name="Send results").click()
+    page.get_by_role("button", name="Answer again").wait_for()
+    sent = [s.body for s in site.gateway.seen if s.path == b"/v1/chat/completions"]
+    messages = json.loads(sent[-1])["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"place": "Zurich"}'
+    assert messages[2] == {"role": "tool", "tool_call_id": "call_7", "content": "fog"}
+
+
+def test_tools_that_are_no_json_are_refused_where_they_are_written(
+    site: Site, visit: Visit
+) -> None:
+    visitor = visit(site)
+    visitor.go("/chat")
+    visitor.page.get_by_label("Tools").fill("{")
+    visitor.page.get_by_text("This is no JSON").wait_for()
+
+
+def test_two_models_answer_side_by_side(site: Site, visit: Visit) -> None:
+    visitor = visit(site)
+    visitor.go("/chat?model=qwen3-32b&other=llama-3.1-8b")
+    page = visitor.page
+    page.get_by_label("Message", exact=True).fill("Good evening.")
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.get_by_role("button", name="Answer again").wait_for()
+    answers = [
+        page.get_by_role("article", name=f"Answer of {m}") for m in ("qwen3-32b", "llama-3.1-8b")
+    ]
+    boxes = [each.bounding_box() for each in answers]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert page.get_by_role("article", name="You").count() == 1
+    asked = [
+        json.loads(s.body)["model"] for s in site.gateway.seen if s.path == b"/v1/chat/completions"
+    ]
+    assert sorted(asked) == ["llama-3.1-8b", "qwen3-32b"]

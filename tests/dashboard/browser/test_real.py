@@ -5,24 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from atoll.control.operation.fleet_home import FleetHome, FleetRecord
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.server import Dashboard, DashboardSettings
 from atoll.dashboard.services import ServiceAddress, ServiceDirectory
+from atoll.deploy.target_table import TargetSettings
+from atoll.planner.jobs import JobRunner
+from atoll.planner.planner_server import PlannerOptions, PlannerServer
+from atoll.planner.planner_service import PlanningService
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.api_keys import NewKey, Role
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
+from atoll.runtime.pool.routes import ModelPromise
 from tests.dashboard.browser.conftest import SiteOnItsLoop, Visit
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +70,16 @@ class RealSite(SiteOnItsLoop):
             with error:
                 return error.code
 
+    def end_step(self) -> None:
+        """Have ten seconds pass for the gateway's history."""
+        self._do(self._end_step())
+
+    async def _end_step(self) -> None:
+        gateway, loop = self._gateway, asyncio.get_running_loop()
+        gateway.history.tick(loop.time() + 10.0)
+        if gateway.history._writing is not None:
+            await gateway.history._writing
+
     async def _start(self) -> None:
         self.engines = [ScriptedEngine(name=name, step_s=0.02) for name in ("first", "second")]
         backends = [
@@ -68,12 +89,26 @@ class RealSite(SiteOnItsLoop):
         self._accounts = await Accounts.open(
             f"sqlite:///{self.folder}/accounts.db", journal=self.folder / "journal"
         )
-        settings = GatewaySettings(port=0, admin_socket=str(self.folder / "gateway.sock"))
+        settings = GatewaySettings(
+            port=0,
+            admin_socket=str(self.folder / "gateway.sock"),
+            history=str(self.folder / "history.db"),
+            promises={"m": ModelPromise(ttft_s=5.0, tpot_s=1.0, target=0.95)},
+            budgets=({"usd_per_month": 5.0},),
+        )
         self._gateway = Gateway(BackendPool(backends), settings, accounts=self._accounts)
         host, port = await self._gateway.start()
         self.gateway_url = f"http://{host}:{port}"
+        # An operated fleet whose home is where `operate --state` keeps it.
+        home = FleetHome(self.folder / "home")
+        home.make()
+        home.write(FleetRecord(name="lab", source="gone.yaml", targets=TargetSettings(), up=True))
+        (home.folder / "gateway.log").write_text("gateway starts\n")
+        self._planner = PlannerServer(PlanningService((), (home.folder,), JobRunner(1, modules=())))
+        asked = await self._planner.start(PlannerOptions(socket=self.folder / "planner.sock"))
         self.services = ServiceDirectory(
-            ServiceAddress(self.gateway_url, self.folder / "gateway.sock"), None
+            ServiceAddress(self.gateway_url, self.folder / "gateway.sock"),
+            ServiceAddress(socket=Path(str(asked.socket))),
         )
         self._links = LoginLinks(self.folder / "links")
         self._dashboard = Dashboard(DashboardSettings(port=0), self.services, self._links)
@@ -82,6 +117,7 @@ class RealSite(SiteOnItsLoop):
 
     async def _stop(self) -> None:
         await self._dashboard.close()
+        await self._planner.close()
         await self._gateway.close()
         await self._accounts.close()
         for each in self.engines:
@@ -128,3 +164,57 @@ def test_a_key_is_made_used_limited_and_revoked(real: RealSite, visit: Visit) ->
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     page.get_by_role("dialog").wait_for(state="detached")
     assert real.ask(key) == 401
+
+
+def _chat(real: RealSite, page: Page) -> None:
+    page.get_by_role("link", name="Chat", exact=True).first.click()
+    page.get_by_label("Message", exact=True).fill("Tell me of the sea.")
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.get_by_role("button", name="Answer again").wait_for(timeout=60_000)
+
+
+def test_what_was_asked_is_in_the_history(real: RealSite, visit: Visit) -> None:
+    page = visit(real).page
+    _chat(real, page)
+    real.end_step()
+    page.get_by_role("link", name="History").click()
+    page.get_by_label("Time", exact=True).select_option("3600")
+    kept = page.get_by_role("region", name="Requests that kept their promise", exact=True)
+    kept.locator("summary").click()
+    assert "100 %" in kept.get_by_role("row").filter(has_text="m").last.inner_text()
+    page.get_by_label("Of", exact=True).select_option("machines")
+    page.get_by_role("region", name="Requests running", exact=True).wait_for()
+
+
+def test_the_way_of_a_request_that_moved(real: RealSite, visit: Visit) -> None:
+    for engine in real.engines:
+        engine.faults = [Fault("die", 5)]
+    page = visit(real).page
+    _chat(real, page)
+    page.get_by_role("link", name="Requests").click()
+    row = page.get_by_role("row").filter(has_text="attempts")
+    row.get_by_role("link").click()
+    way = page.get_by_role("region", name="The way of the request")
+    way.wait_for()
+    steps = way.locator("tbody tr").all_inner_texts()
+    assert sum("failed" in step for step in steps) >= 1
+    assert sum(step.startswith("Machine") for step in steps) >= 2
+
+
+def test_the_log_of_an_operated_fleet_is_followed(real: RealSite, visit: Visit) -> None:
+    page = visit(real).page
+    page.get_by_role("link", name="Logs").click()
+    log = page.get_by_role("log", name="Log")
+    log.get_by_text("gateway starts").wait_for()
+    with (real.folder / "home" / "gateway.log").open("a") as file:
+        file.write("a machine joined\n")
+    log.get_by_text("a machine joined").wait_for()
+
+
+def test_a_budget_is_shown_with_what_is_spent(real: RealSite, visit: Visit) -> None:
+    real._do(real._gateway.budgets.look(time.time()))
+    page = visit(real).page
+    page.get_by_role("link", name="Keys and usage").click()
+    page.get_by_role("tab", name="Usage", exact=True).click()
+    budgets = page.get_by_role("region", name="Budgets", exact=True)
+    assert "$0.00 of $5.00" in budgets.inner_text()

@@ -19,10 +19,12 @@ from atoll.runtime.join.deadline import Cloud, NodeDeadline, SpotNotices, parse_
 from atoll.runtime.join.engine_command import precision_of, read_command
 from atoll.runtime.join.engine_load import LoadReader, read_figures
 from atoll.runtime.join.hardware import (
+    GpuUse,
     gpu_type,
     gpus_from_text,
     gpus_of,
     list_visible,
+    mean_use,
     read_hardware,
 )
 from atoll.runtime.join.offers import (
@@ -50,6 +52,9 @@ class FakeNvml:
     def by_uuid(self, uuid: str) -> tuple[str, str, int]:
         return uuid, "NVIDIA A100-SXM4-80GB MIG 3g.40gb", 40 * GIB
 
+    def use(self, index: int) -> GpuUse:
+        return GpuUse(0.2 + 0.4 * index, 0.1 * index)
+
 
 NVML = FakeNvml(
     [
@@ -58,6 +63,18 @@ NVML = FakeNvml(
         ("GPU-cc33", "NVIDIA L4", 23034 * 2**20),
     ]
 )
+
+
+@pytest.mark.parametrize(
+    ("visible", "busy"), [(None, (0.6, 0.1)), ("1", (0.6, 0.1)), ("0,1", (0.4, 0.05)), ("", None)]
+)
+def test_gpus_are_as_busy_as_those_of_this_process(
+    visible: str | None, busy: tuple[float, float] | None
+) -> None:
+    found = mean_use(NVML, visible)
+    assert (None if found is None else tuple(found)) == (
+        None if busy is None else pytest.approx(busy)
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -44,7 +45,7 @@ from atoll.runtime.task_fleet.parts import ServedParts
 
 _RECORD = "fleet.json"
 _PLAN = "plan.json"
-_MAX_PLAN_BYTES = 256 * 2**20
+MAX_PLAN_BYTES = 256 * 2**20
 
 
 class Daemon(Frozen):
@@ -170,7 +171,7 @@ class FleetHome:
         path = self.folder / _PLAN
         if not path.exists():
             return None
-        return PlanInForce.from_json(read_text_limited(path, _MAX_PLAN_BYTES), path=path)
+        return PlanInForce.from_json(read_text_limited(path, MAX_PLAN_BYTES), path=path)
 
     def free_lease(self, now_s: float) -> Lease | None:
         """End a lease whose holder was a process of this machine and is dead; return it.
@@ -198,10 +199,13 @@ def homes_folder() -> Path:
     return state_dir() / "fleets"
 
 
-def list_homes() -> tuple[FleetHome, ...]:
-    """Return the homes of all fleets that were ever operated from here, by name."""
+def list_homes(states: Iterable[Path] = ()) -> tuple[FleetHome, ...]:
+    """Return the homes of all fleets that were ever operated from here, by name; `states` come first.
+
+    Those are folders that somebody named as the home of a fleet.
+    """
     found = sorted(path.parent for path in homes_folder().glob(f"*/{_RECORD}"))
-    return tuple(FleetHome(folder) for folder in found)
+    return tuple(FleetHome(folder) for folder in (*states, *found))
 
 
 def find_home(fleet: str | None, state: Path | None) -> tuple[FleetHome, FleetRecord]:

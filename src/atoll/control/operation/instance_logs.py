@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
 from atoll.control.operation.operated import look_at_targets
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
-from atoll.deploy.target import Deployer
 from atoll.runtime.supervise.supervised_process import last_lines
 
 ReadLines = Callable[[int], str]
-"""Returns so many of the last lines."""
+"""Returns so many of the last lines; asks the target, and may take its time."""
 OWN_LOGS: Mapping[str, str] = {
     "gateway": "gateway.log",
     "hub": "hub.log",
@@ -21,22 +22,45 @@ OWN_LOGS: Mapping[str, str] = {
 """What writes into a fleet's home, and where."""
 
 
+class FleetLogs(NamedTuple):
+    """Readers by name, and why targets could not be asked."""
+
+    readers: dict[str, ReadLines]
+    errors: tuple[str, ...]
+
+
+def list_logs(home: FleetHome, record: FleetRecord) -> FleetLogs:
+    """Return what can be read of a fleet; it asks all its targets."""
+    readers: dict[str, ReadLines] = {
+        name: partial(read_tail, home.folder / file)
+        for name, file in OWN_LOGS.items()
+        if (home.folder / file).exists()
+    }
+    errors = []
+    for look in look_at_targets(home, record):
+        errors += [f"{look.target}: {look.error}"] if look.error is not None else []
+        if look.deployer is not None:
+            for each in look.statuses:
+                readers[each.labels.instance] = partial(look.deployer.logs, each.handle)
+    return FleetLogs(readers, tuple(errors))
+
+
 def find_logs(homes: Iterable[tuple[FleetHome, FleetRecord]], name: str) -> ReadLines:
     """Return what reads the lines of an instance, or of a process in `OWN_LOGS`.
 
     The beginning of an instance's name will do, if only one begins so; UnknownNameError suggests the nearest.
     """
     found: dict[tuple[str, str], ReadLines] = {}
-    errors = []
+    errors: list[str] = []
     for home, record in homes:
         if name in OWN_LOGS:
-            found[record.name, name] = _file_reader(home.folder / OWN_LOGS[name])
+            found[record.name, name] = partial(read_tail, home.folder / OWN_LOGS[name])
             continue
-        for look in look_at_targets(home, record):
-            errors += [f"{look.target}: {look.error}"] if look.error is not None else []
-            for each in look.statuses:
-                if look.deployer is not None:
-                    found[record.name, each.labels.instance] = _reader(look.deployer, each.handle)
+        logs = list_logs(home, record)
+        errors += logs.errors
+        for own, read in logs.readers.items():
+            if own not in OWN_LOGS:
+                found[record.name, own] = read
     fitting = [key for key in found if key[1] == name] or [
         key for key in found if key[1].startswith(name)
     ]
@@ -52,9 +76,15 @@ def find_logs(homes: Iterable[tuple[FleetHome, FleetRecord]], name: str) -> Read
     raise UnknownNameError("instance", name, [key[1] for key in found])
 
 
-def _reader(deployer: Deployer, handle: str) -> ReadLines:
-    return lambda lines: deployer.logs(handle, lines)
+def read_tail(path: Path, lines: int) -> str:
+    """Return the last lines of a file."""
+    return "\n".join(last_lines(path, lines))
 
 
-def _file_reader(path: Path) -> ReadLines:
-    return lambda lines: "\n".join(last_lines(path, lines))
+def find_new(before: list[str], now: list[str]) -> list[str]:
+    """Return the lines at the end of `now` that came after those of `before`."""
+    for skipped in range(len(before) + 1):
+        same = before[skipped:]
+        if now[: len(same)] == same:
+            return now[len(same) :]
+    return now

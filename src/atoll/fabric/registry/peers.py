@@ -29,6 +29,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Share of the cache in use, 0 to 1."""
     at_s: float = 0.0
     """When it was taken, Unix time by the sender's clock."""
+    gpu_used: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    """Share of the time that its GPUs compute, lately."""
+    memory_used: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    """Share of the memory of its GPUs in use."""
 
 
 _decode = msgspec.msgpack.Decoder(Load).decode

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from atoll.core.errors import InputError, UsageError
+from atoll.core.errors import AtollError, InputError, UsageError
 from atoll.core.files import read_text_limited
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
@@ -48,6 +48,23 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         hint = f"make one with `atoll plan {path} -o plan.json`"
         raise InputError("this is no plan", path=path, hint=hint)
     return Plan.from_json(read_text_limited(path), path=path)
+
+
+def find_fleet_file(plan: Plan, path: str | os.PathLike[str]) -> Path | None:
+    """Return the fleet file that a plan (read from `path`) was made for, if it is beside it.
+
+    It has the fleet's name, and the plan is of its problem, or at least of all its services and their models.
+    """
+    for ending in (".yaml", ".yml"):
+        beside = Path(path).parent / f"{Path(plan.problem_name).name}{ending}"
+        try:
+            problem = read_problem(beside)
+        except (AtollError, OSError):
+            continue
+        own = {service.name: service.model for service in problem.services}
+        if problem.content_hash() == plan.problem_hash or own == plan.models:
+            return beside
+    return None
 
 
 def is_plan(path: str | os.PathLike[str]) -> bool:

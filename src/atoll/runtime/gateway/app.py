@@ -48,6 +48,7 @@ from typing import TYPE_CHECKING
 from atoll.core.patience import Patience
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.admin import AdminListeners
+from atoll.runtime.gateway.budgets import BudgetWatch
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.console.live_feed import LiveFeed
 from atoll.runtime.gateway.console.snapshot import GatewaySnapshots
@@ -66,6 +67,7 @@ from atoll.runtime.gateway.form import TranscriptionForm, read_form
 from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.gateway.gateway_pages import Pages, is_private
 from atoll.runtime.gateway.health import HealthMonitor
+from atoll.runtime.gateway.history_recorder import HistoryRecorder
 from atoll.runtime.gateway.kept_streams import ASKED, LAST, KeptStreams, NumberedClient
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
 from atoll.runtime.gateway.poison import DeathBook
@@ -73,6 +75,7 @@ from atoll.runtime.gateway.prefill_leg import list_private
 from atoll.runtime.gateway.queue import RequestQueue
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.request_kind import kind_of
+from atoll.runtime.gateway.request_log import RequestLog
 from atoll.runtime.gateway.requirements import SPECIAL
 from atoll.runtime.gateway.series import Series
 from atoll.runtime.gateway.served_choices import AssignedTurn
@@ -164,11 +167,13 @@ class Gateway(Application):
         """Counts of demand and kept promises, once it runs."""
         self.chooser = BackendChooser(pool, accounts, chosen)
         self.series = Series(self)
-        self.metrics.more = self.series.read
+        self.metrics.more = lambda: (*self.series.read(), *self.history.series())
+        self.requests = RequestLog()
         self._usage = UsageWriter(
             self.metrics,
             self.series,
             self.log,
+            self.requests,
             on_usage=on_usage,
             accounts=accounts,
             recorder=recorder,
@@ -179,8 +184,11 @@ class Gateway(Application):
         self._health = HealthMonitor(
             pool, self.upstreams, chosen.health, self._progress_at, self._patience
         )
+        self.budgets = BudgetWatch(lambda: self.settings.budgets, accounts, self.log)
         self.snapshots = GatewaySnapshots(self)
         self.live = LiveFeed(self, self.snapshots.snapshot)
+        self.history: HistoryRecorder
+        """Made by `start`."""
         self._pages = Pages(self)
         self._admin = AdminListeners(self._pages, self._refuse, self.refused)
         self._upstreams: dict[Member, UpstreamPool] = {}
@@ -224,9 +232,10 @@ class Gateway(Application):
         self.traffic = TrafficTally(
             self.pool, self.chooser, self.loop.time(), self.settings.promises
         )
+        self.history = HistoryRecorder(self)
         if self._streams is not None:
             self._streams.prepare()
-        self.pool.listeners.append(self._follow_pool)
+        self.pool.listeners += (self._follow_pool, self.history.follow)
         return_large_memory()
         # Before anything arrives: it sets the date that answers carry, and from here on it keeps itself
         # going.
@@ -285,6 +294,9 @@ class Gateway(Application):
             upstreams.close()
         if self._follow_pool in self.pool.listeners:
             self.pool.listeners.remove(self._follow_pool)
+            self.pool.listeners.remove(self.history.follow)
+            self.history.close()
+            self.budgets.close()
         # Aborted connections tell their requests in the next turn of the loop: those end before the log
         # does.
         await asyncio.sleep(0)
@@ -740,6 +752,8 @@ class Gateway(Application):
         self.tick_connections(now_s, formatdate(usegmt=True).encode())
         self._admin.tick(now_s, self.date)
         self._pages.tick(now_s)
+        self.history.tick(now_s)
+        self.budgets.tick(now_s)
         for member, upstreams in list(self._upstreams.items()):
             upstreams.tick(now_s)
             # Kept until the last request and the last connection are gone.

@@ -85,6 +85,10 @@ class Attempts:
     """Whether a kept connection was closed under it already; that happens once by chance, not twice."""
     load_before = 0.0
     """`Member.integrate_load` when the attempt began."""
+    ended_s = 0.0
+    """When the last backend was let go of."""
+    prefills: tuple[Attempts, ...] = ()
+    """Those for backends that computed the prompt for another one."""
     _paused = False
     _doubts: Doubts | None = None
     """Once a backend failed the request in a way that may be its own fault."""
@@ -102,6 +106,8 @@ class Attempts:
         self._template = template
         self.backends: list[str] = []
         """Names of all that were tried, in order."""
+        self.begins: list[float] = []
+        """When each of them was."""
         self.began_s = 0.0
         """When the attempt under way was sent, or began to connect."""
 
@@ -120,6 +126,7 @@ class Attempts:
         member.inflight += 1
         member.requests += 1
         self.backends.append(member.name)
+        self.begins.append(now_s)
         upstreams = context.upstreams(member)
         upstream = upstreams.take()
         # A kept connection is used in the same turn of the loop, without a task.
@@ -249,8 +256,9 @@ class Attempts:
         if member is None:
             return
         context = self._context
+        self.ended_s = now_s = context.loop.time()
         if context.pool.learns:
-            member.integrate_load(context.loop.time())
+            member.integrate_load(now_s)
         member.inflight -= 1
         if context.queue.waiting:
             context.queue.wake()

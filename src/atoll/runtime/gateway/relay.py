@@ -258,6 +258,7 @@ class Relay:
             allow = context.chooser.allow(self.requirements, self.model)
         leg = PrefillLeg(context, self, partner, member, allow)
         self._leg, self._wake_s = leg, None
+        self.attempts.prefills += (leg.attempts,)
         leg.start()
         if leg.meets and self._leg is leg:
             self.body = with_fields(self.body, leg.fields)

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import ConfigDict, Field, field_validator
 
 from atoll.core.frozen import Frozen
+from atoll.runtime.gateway.budgets import MAX_BUDGETS, BudgetSettings
 from atoll.runtime.gateway.cors import CorsSettings
 from atoll.runtime.gateway.dialects.kept_responses import ResponsesSettings
 from atoll.runtime.gateway.kept_streams import StreamsSettings
@@ -126,6 +127,11 @@ class GatewaySettings(Frozen):
     """Unix socket with both, for this user alone; None: gateway-PORT.sock in the runtime folder, "": none."""
     metrics: str | None = None
     """HOST:PORT of this machine with /metrics alone, without a token, for Prometheus."""
+    history: str | None = Field(None, max_length=4096)
+    """Where its history is kept: a file, or the URL of a Prometheus that reads /metrics and is asked for it;
+    None: a file of SQLite in the user's state folder, called by the port; "": nowhere."""
+    budgets: tuple[BudgetSettings, ...] = Field((), max_length=MAX_BUDGETS)
+    """What keys, owners or all may cost a month before it is an alarm; only with keys."""
     cors: CorsSettings | None = None
     """Whose pages may ask from a browser; None: no page of another origin."""
     streams: StreamsSettings | None = None

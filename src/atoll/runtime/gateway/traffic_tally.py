@@ -288,6 +288,12 @@ class ModelTally:
             self._groups_now[2 * at] += 1
             self._groups_now[2 * at + 1] += kept
 
+    def take(self, now_s: float, begin: int) -> list[float]:
+        """Return the sums of the whole steps from `begin` on, in the order of `_sums`."""
+        if now_s >= self._step_ends_s:
+            self._roll(now_s)
+        return self._ring.total(begin, self._step)
+
     def read(self, now_s: float, since_s: float) -> ModelTraffic:
         """Return all windows; nothing was counted before `since_s`."""
         if now_s >= self._step_ends_s:
@@ -427,6 +433,7 @@ class TrafficTally:
         self._pool, self._names = pool, names
         self._stated = stated or {}
         self._since_s = now_s
+        self._taken = int(now_s // _STEP_S)
         self._tallies: dict[str, ModelTally] = {}
         self._instances: dict[str, InstanceTally] = {}
 
@@ -441,6 +448,19 @@ class TrafficTally:
         """Return what counts requests for a name; None for one that nobody serves or told of."""
         tally = self._tallies.get(name)
         return tally if tally is not None else self._begin(name, now_s)
+
+    def take(self, now_s: float) -> dict[str, tuple[float, ...]]:
+        """Return what was counted by model in the whole steps since this was asked last.
+
+        Requests, tokens of prompts and answers, streams and their seconds to the first token, further tokens
+        and their seconds, how many were judged and how many kept the promise.
+        """
+        begin, self._taken = self._taken, int(now_s // _STEP_S)
+        found = {}
+        for name, tally in self._tallies.items():
+            sums = tally.take(now_s, begin)
+            found[name] = (sums[0], sums[2], sums[4], *sums[8:12], *sums[6:8])
+        return found
 
     def look(self, name: str, now_s: float) -> ModelLook | None:
         """Return what is known of a model for those who watch; None where nothing was asked or told."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
-from atoll.runtime.gateway.attempt import spoken_seconds
+from atoll.runtime.gateway.attempt import Attempts, spoken_seconds
 from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.gateway.relay import Relay
+from atoll.runtime.gateway.request_log import LoggedRequest, RequestLog, TriedBackend
 from atoll.runtime.gateway.series import Series
 from atoll.runtime.gateway.traffic_tally import EndedRequest
 from atoll.runtime.openai import FORMS, REQUESTS, Usage
@@ -37,6 +39,7 @@ class UsageWriter:
         metrics: GatewayMetrics,
         series: Series,
         log: Log,
+        requests: RequestLog,
         *,
         on_usage: OnUsage | None,
         accounts: Accounts | None,
@@ -46,6 +49,7 @@ class UsageWriter:
         self._metrics = metrics
         self._series = series
         self._log = log
+        self._requests = requests
         self._on_usage = on_usage
         self._accounts = accounts
         self._recorder = recorder
@@ -103,6 +107,11 @@ class UsageWriter:
             first_s,
             outcome,
         )
+        grant = None if relay.requirements is None else relay.requirements.grant
+        key = None if grant is None else grant.key_id
+        # Of a key that is not tracked no trace is kept.
+        if grant is None or grant.track:
+            self._requests.add(log_request(relay, fields, key))
         if self.access_log is not None:
             answered = "" if turn is None else turn.choice.model_of(relay.model)
             line = _AccessLine(now_s, relay.sent.trace[3:35], *fields, *media, answered)
@@ -111,8 +120,6 @@ class UsageWriter:
             relay.kept.stream.bill(prompt, completion)
         # The record is made only where somebody keeps it.
         if self._on_usage is not None or self.wanted:
-            grant = relay.requirements.grant if relay.requirements is not None else None
-            key = None if grant is None else grant.key_id
             self._hand_out(relay, UsageRecord(*fields, key, relay.shares, *media), grant)
         if relay.kept is not None:
             relay.kept.stream.let_go()
@@ -129,7 +136,6 @@ class UsageWriter:
                 self._on_usage(record)
             except Exception as error:  # noqa: BLE001 - another's code must not break the request
                 self._log.event("usage.lost", id=record.request_id, error=repr(error))
-        # Of a key that is not tracked no trace is kept.
         if grant is None or grant.track:
             self._trace(relay, record)
 
@@ -146,6 +152,43 @@ class UsageWriter:
             traceparent = relay.sent.headers.get(b"traceparent")
             trace = None if traceparent is None else traceparent.decode("latin-1")
             self._spans.request(record, relay.sent.trace, trace)
+
+
+def log_request(relay: Relay, fields: tuple[Any, ...], key_id: str | None) -> LoggedRequest:
+    """Return what is kept of a request that ended; `fields` are those of its record, up to the outcome."""
+    name, model, endpoint, stream, status, prompt, completion, _, _, at_s, seconds, first_s, how = (
+        fields
+    )
+    ended_s = relay.started_s + seconds
+    return LoggedRequest(
+        name,
+        relay.sent.trace[3:35],
+        model,
+        endpoint,
+        stream,
+        status,
+        how,
+        prompt,
+        completion,
+        at_s,
+        seconds,
+        first_s,
+        key_id,
+        tuple(
+            each
+            for leg in relay.attempts.prefills
+            for each in _tried(leg, leg.ended_s or ended_s, relay.started_s)
+        ),
+        tuple(_tried(relay.attempts, ended_s, relay.started_s)),
+    )
+
+
+def _tried(attempts: Attempts, ended_s: float, started_s: float) -> Iterator[TriedBackend]:
+    """Yield the backends of attempts: each ends where the next one begins."""
+    # Of a request that no backend got there is none.
+    ends = (*attempts.begins[1:], ended_s) if attempts.begins else ()
+    for backend, begin_s, end_s in zip(attempts.backends, attempts.begins, ends, strict=True):
+        yield TriedBackend(backend, begin_s - started_s, end_s - started_s)
 
 
 def _access_line() -> Any:

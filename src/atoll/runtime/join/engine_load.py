@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from atoll.engines.table import ENGINES
 from atoll.fabric.registry.peers import Load
 from atoll.runtime.http.http_client import FetchError, request
+from atoll.runtime.join.hardware import GpuUse
 
 _OF = {
     name: figure
@@ -25,6 +26,8 @@ _LINE = re.compile(
 )
 _MAX_BYTES = 2 * 2**20
 _IDLE_S = 10.0
+_GPUS_S = 10.0
+"""How often the driver is asked how busy the GPUs are."""
 _AGAIN_S = 15.0
 """How often to tell of a load that stays the same: some came later."""
 _DEAR = 0.02
@@ -61,6 +64,7 @@ class LoadReader:
 
     An engine is asked every second while it works and every ten while it is idle; more rarely where its
     answer takes long, and never without a `url`. Where this process runs what is offered, `figures` has it.
+    `gpu_use` says how busy its GPUs are, and may take its time.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class LoadReader:
         capacity: int | None = None,
         every_s: float = 1.0,
         figures: ReadFigures | None = None,
+        gpu_use: Callable[[], GpuUse | None] = lambda: None,
     ) -> None:
         self._url = None if url is None else f"{url}/metrics"
         self._inflight = inflight
@@ -83,6 +88,9 @@ class LoadReader:
         self._asked_s = -math.inf
         self._cost_s = 0.0
         self._read_own = figures
+        self._read_gpus = gpu_use
+        self._gpus: GpuUse | None = None
+        self._gpus_s = -math.inf
         self._figures: Mapping[str, float] = {}
         self._tokens: tuple[float, float] | None = None
         self._said: tuple[object, ...] | None = None
@@ -102,6 +110,13 @@ class LoadReader:
         if now_s - self._asked_s >= pause_s:
             self._asked_s = now_s
             await self._ask()
+        if now_s - self._gpus_s >= _GPUS_S:
+            self._gpus_s = now_s
+            # The driver may take its time.
+            self._gpus = await asyncio.to_thread(self._read_gpus)
+            if self._gpus is None:
+                # There are none, or nobody who says: that stays so.
+                self._gpus_s = math.inf
         self._tell(inflight, now_s)
 
     async def running(self) -> int | None:
@@ -135,7 +150,8 @@ class LoadReader:
         running = max(running, inflight - waiting)
         kv = figures.get("kv")
         rate = self._rate(figures.get("tokens"), now_s)
-        now = (running, waiting, None if kv is None else round(kv, 2), round(rate, -1))
+        gpus = self._gpus and GpuUse(*(round(share, 2) for share in self._gpus))
+        now = (running, waiting, None if kv is None else round(kv, 2), round(rate, -1), gpus)
         if now == self._said and now_s - self._said_s < _AGAIN_S:
             return
         self._said, self._said_s = now, now_s
@@ -147,6 +163,8 @@ class LoadReader:
                 tokens_per_s=rate,
                 kv_used=kv,
                 at_s=time.time(),
+                gpu_used=None if gpus is None else gpus.busy,
+                memory_used=None if gpus is None else gpus.memory,
             )
         )
 

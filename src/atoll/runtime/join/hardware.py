@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from atoll.catalog.gpus import default_gpus
 from atoll.catalog.name_lookup import fold, index_names
@@ -33,6 +33,13 @@ class GpuDevice:
     memory_bytes: int
 
 
+class GpuUse(NamedTuple):
+    """How busy GPUs are: shares of the time that they compute, and of their memory."""
+
+    busy: float
+    memory: float
+
+
 class Nvml(Protocol):
     """The part of NVML that is used."""
 
@@ -42,6 +49,10 @@ class Nvml(Protocol):
 
     def by_uuid(self, uuid: str) -> tuple[str, str, int]:
         """Return the same of one GPU, or of one slice of one."""
+        ...
+
+    def use(self, index: int) -> GpuUse:
+        """Return how busy a GPU is now."""
         ...
 
 
@@ -62,6 +73,14 @@ class DriverNvml:
     def by_uuid(self, uuid: str) -> tuple[str, str, int]:
         """Return the same of one GPU, or of one slice of one."""
         return self._describe(self._library.nvmlDeviceGetHandleByUUID(uuid))
+
+    def use(self, index: int) -> GpuUse:
+        """Return how busy a GPU is now."""
+        library = self._library
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        memory = library.nvmlDeviceGetMemoryInfo(handle)
+        busy = library.nvmlDeviceGetUtilizationRates(handle).gpu
+        return GpuUse(min(1.0, busy / 100.0), min(1.0, memory.used / max(1, memory.total)))
 
     def _describe(self, handle: Any) -> tuple[str, str, int]:
         library = self._library
@@ -96,6 +115,20 @@ def list_gpus(environment: Mapping[str, str] | None = None) -> tuple[GpuDevice, 
         told = [("", gpu.name, int(gpu.memory_bytes or 0)) for gpu in find_gpus()[0]]
         found = list_visible(told, visible)
     return found
+
+
+def read_gpu_use(environment: Mapping[str, str] | None = None) -> GpuUse | None:
+    """Return how busy the GPUs of this process are on average; None where there are none, or nobody says."""
+    visible = (os.environ if environment is None else environment).get(_VISIBLE)
+    return _ask_driver(lambda nvml: mean_use(nvml, visible))
+
+
+def mean_use(nvml: Nvml, visible: str | None) -> GpuUse | None:
+    """Return the mean over the whole GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    uses = [nvml.use(gpu.id) for gpu in list_visible(nvml.devices(), visible)]
+    if not uses:
+        return None
+    return GpuUse(*(sum(values) / len(uses) for values in zip(*uses, strict=True)))
 
 
 def list_visible(devices: list[tuple[str, str, int]], visible: str | None) -> tuple[GpuDevice, ...]:

@@ -40,7 +40,7 @@ from atoll.runtime.join.engine_start import (
     prepare,
     refuse_taken,
 )
-from atoll.runtime.join.hardware import gpus_from_text, host_name, read_hardware
+from atoll.runtime.join.hardware import gpus_from_text, host_name, read_gpu_use, read_hardware
 from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.measuring import measure
 from atoll.runtime.join.offers import Inspector
@@ -217,6 +217,7 @@ class JoinedNode:
             api_key=server.api_key,
             capacity=options.max_inflight,
             figures=self._figures,
+            gpu_use=read_gpu_use,
         )
         tasks = (self._spawn(watcher.run()), self._spawn(load.run()))
         self.running = RunningEngine(prepared, watcher, load, tasks, assigned)

@@ -20,6 +20,7 @@ from atoll.core.paths import runtime_dir
 from atoll.runtime.local.instance_runner import InstanceRunner
 
 _FILE = "fleet.json"
+_PLAN = "plan.json"
 
 
 class NodeState(Frozen):
@@ -61,9 +62,16 @@ class FleetState(Frozen):
     folder: str
     admin_socket: str = ""
     """Where the gateway is asked for its status."""
+    source: str = ""
+    """The fleet file that its plan was made for, where that is known."""
     endpoints: tuple[EndpointState, ...] = ()
     instances: tuple[InstanceRunner, ...] = ()
     """What runs each instance of the plan here, those that are left out too."""
+
+    @property
+    def plan_path(self) -> Path:
+        """Where the plan that it serves is kept; not there where it serves none."""
+        return Path(self.folder) / _PLAN
 
 
 def new_home() -> Path:
@@ -71,8 +79,10 @@ def new_home() -> Path:
     return Path(tempfile.mkdtemp(prefix="run-", dir=runtime_dir()))
 
 
-def write_state(state: FleetState) -> None:
-    """Let others know of a running fleet."""
+def write_state(state: FleetState, plan: str | None = None) -> None:
+    """Let others know of a running fleet, and of the plan (JSON) that it serves."""
+    if plan is not None:
+        atomic_write(state.plan_path, plan + "\n")
     atomic_write(Path(state.folder) / _FILE, state.to_json(indent=2) + "\n")
 
 

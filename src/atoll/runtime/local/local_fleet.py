@@ -95,9 +95,13 @@ class LocalFleet:
         on_usage: OnUsage | None = None,
         log: Log | None = None,
         runners: Sequence[InstanceRunner] = (),
+        plan: str | None = None,
+        source: str = "",
     ) -> None:
+        """`plan` (JSON) is what is served, and `source` the fleet file that it was made for."""
         self.name = name
         self._runners = tuple(runners)
+        self._plan, self._source = plan, source
         self.endpoints = tuple(endpoints)
         self.home = home
         self.pool = BackendPool(outliers=settings.outliers, policy=settings.policy)
@@ -135,7 +139,7 @@ class LocalFleet:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{port}"
         self._poller = asyncio.create_task(self._poll())
-        write_state(self.state())
+        write_state(self.state(), self._plan)
 
     async def stop(self, drain_s: float) -> None:
         """Finish what runs, within limits; then stop instances, then nodes."""
@@ -157,6 +161,7 @@ class LocalFleet:
             started_s=time.time(),
             folder=str(self.home.folder),
             admin_socket=str(self.gateway.admin_socket or ""),
+            source=self._source,
             endpoints=tuple(self._endpoint_state(named) for named in self.endpoints),
             instances=self._runners,
         )

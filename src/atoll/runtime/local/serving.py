@@ -156,12 +156,13 @@ def local_fleet(
     promises: Mapping[str, ModelPromise] | None = None,
     runners: Sequence[InstanceRunner] = (),
     gateway: Mapping[str, object] = MappingProxyType({}),
+    source: str = "",
 ) -> Iterator[LocalFleet]:
     """Return a fleet that is not started yet; its folder goes when it is left.
 
     `name` is what others see, the plan's unless given. Without a plan only `tasks` stand. The gateway counts
     who keeps `promises`. `runners` say what runs each instance of the plan, those left out too; `gateway` are
-    more settings of the gateway.
+    more settings of the gateway, and `source` is the fleet file that the plan was made for.
     """
     import os
 
@@ -215,6 +216,8 @@ def local_fleet(
             on_usage=on_usage,
             log=JsonLog(descriptor, **({"stand_in": stand_ins} if stand_ins else {})),
             runners=runners,
+            plan=None if plan is None else plan.to_json(),
+            source=source,
         )
     finally:
         os.close(descriptor)

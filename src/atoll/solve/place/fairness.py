@@ -101,7 +101,12 @@ def _share_out(
     options: list[list[Placed]] = []
     if name == SEARCH:
         replicas = place_replicas(
-            problem, catalog, deadline, partial=effort.partial, done=effort.done
+            problem,
+            catalog,
+            deadline,
+            partial=effort.partial,
+            work=min(1.0, effort.work),
+            done=effort.done,
         )
         if replicas is not None:
             cut, placed = replicas

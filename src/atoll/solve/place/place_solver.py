@@ -206,7 +206,12 @@ def _candidates(
         bound = coverage_of(problem, catalog, service, promise=effort.promise).bound()
     if effort.promise:
         replicas = place_replicas(
-            problem, catalog, deadline, partial=effort.partial, done=effort.done
+            problem,
+            catalog,
+            deadline,
+            partial=effort.partial,
+            work=min(1.0, effort.work),
+            done=effort.done,
         )
         if replicas is not None:
             cut, placed = replicas

@@ -45,6 +45,9 @@ MAX_NODES = 6
 _NODES_LIMIT = 400
 """Nodes of the search tree of an integer program."""
 _GAP = 1e-4
+"""How close to the best a program comes, as a share."""
+_ROUGH_GAP = 0.02
+"""The same where less than the usual work is asked for."""
 _KEEP = 1.0 - 1e-6
 
 
@@ -75,18 +78,19 @@ def place_replicas(
     deadline: Deadline,
     *,
     partial: bool,
+    work: float = 1.0,
     done: Counter[str] | None = None,
 ) -> tuple[Cut, list[Placed]] | None:
     """Return the cut and every service's replicas that serve the most, None if a service has none.
 
-    `done` counts integer programs and their nodes.
+    `work` multiplies how long integer programs may search; `done` counts them and their nodes.
     """
     shelves = list_shelves(problem, catalog)
     columns = list_columns(shelves)
     # Without a template for every service the smallest share is 0, and there is nothing to allocate.
     if {column.service for column in columns} != set(range(len(problem.services))):
         return None
-    solved = _allocate(problem, shelves, columns, deadline, done)
+    solved = _allocate(problem, shelves, columns, deadline, work, done)
     if solved is None:
         return None
     chosen, taken = solved
@@ -279,7 +283,12 @@ class ReplicaProgram:
                 self.rows.append((row | {self.width - 1: -1.0}, 0.0, np.inf))
 
     def solve(
-        self, goal: Floats, min_share: float, deadline: Deadline, done: Counter[str] | None
+        self,
+        goal: Floats,
+        min_share: float,
+        deadline: Deadline,
+        work: float,
+        done: Counter[str] | None,
     ) -> Floats | None:
         """Return the variables that make the most of `goal`, None if nothing was found."""
         least = np.zeros(self.width)
@@ -287,7 +296,7 @@ class ReplicaProgram:
         # All columns are whole numbers but the last, the share that is served.
         whole = np.ones(self.width)
         whole[-1] = 0.0
-        return maximise(goal, self.rows, least, whole, deadline, done)
+        return maximise(goal, self.rows, least, whole, deadline, done, work)
 
     def read(self, found: Floats) -> tuple[Chosen, Taken]:
         """Return how many there are of which template, and which slices they take."""
@@ -309,6 +318,7 @@ def maximise(
     whole: Floats,
     deadline: Deadline,
     done: Counter[str] | None = None,
+    work: float = 1.0,
 ) -> Floats | None:
     """Return the variables, `least` or more and whole where that is 1, that make the most of a goal."""
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -324,8 +334,8 @@ def maximise(
         integrality=whole,
         bounds=Bounds(least, np.full(len(goal), np.inf)),
         options={
-            "node_limit": _NODES_LIMIT,
-            "mip_rel_gap": _GAP,
+            "node_limit": max(1, round(_NODES_LIMIT * work)),
+            "mip_rel_gap": _GAP if work >= 1.0 else _ROUGH_GAP,
             # At least a second, so that a first answer comes also when the time is over.
             "time_limit": max(1.0, deadline.left),
         },
@@ -342,6 +352,7 @@ def _allocate(
     shelves: Sequence[TemplateShelf],
     columns: Sequence[ReplicaTemplate],
     deadline: Deadline,
+    work: float,
     done: Counter[str] | None,
 ) -> tuple[Chosen, Taken] | None:
     program = ReplicaProgram(problem, shelves, columns)
@@ -354,7 +365,7 @@ def _allocate(
         share[-1] = 1.0
     else:
         share = total.copy()
-    found = program.solve(share, 0.0, deadline, done)
+    found = program.solve(share, 0.0, deadline, work, done)
     if found is None:
         return None
     if min(demand) > 0:
@@ -362,7 +373,7 @@ def _allocate(
             return None
         # Second: of all that serve the same least share, the one that carries the most. `_KEEP` allows for
         # rounding.
-        more = program.solve(total, float(found[-1]) * _KEEP, deadline, done)
+        more = program.solve(total, float(found[-1]) * _KEEP, deadline, work, done)
         found = found if more is None else more
     chosen, taken = program.read(found)
     return (chosen, taken) if chosen else None

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import msgspec
 import pytest
 
-from atoll.runtime.gateway.console.shown_machines import find_pipelines, list_machines
+from atoll.runtime.gateway.console.shown_machines import (
+    ShownMachine,
+    count_machines,
+    find_pipelines,
+    list_machines,
+)
 from atoll.runtime.gateway.console.shown_models import list_models
 from atoll.runtime.gateway.console.snapshot import GatewaySnapshots
 from atoll.runtime.gateway.settings import GatewaySettings
@@ -39,7 +45,7 @@ def offer(name: str) -> ModelOffer:
 
 
 def test_node_of_a_fabric() -> None:
-    load = {"running": 3, "waiting": 1, "capacity": 64, "kv_used": 0.4}
+    load = {"running": 3, "waiting": 1, "capacity": 64, "kv_used": 0.4, "gpu_used": 0.8}
     labels = {"atoll.instance": "chat-1", "atoll.fleet": "lab"}
     fabric = Nodes(
         [node("s-1", "lab/gpu1", load=load, labels=labels, price_usd_per_hour=3.1, ends_s=2e9)],
@@ -56,7 +62,14 @@ def test_node_of_a_fabric() -> None:
     assert plain["services"] == [
         {"model": "m", "layers": None, "precision": "fp8", "context": 32768}
     ]
-    assert plain["load"] == {"running": 3, "waiting": 1, "capacity": 64, "kv_share": 0.4}
+    assert plain["load"] == {
+        "running": 3,
+        "waiting": 1,
+        "capacity": 64,
+        "kv_share": 0.4,
+        "gpu_share": 0.8,
+        "memory_share": None,
+    }
     assert (shown.id, shown.name, shown.role, shown.state) == ("s-1", "lab/gpu1", "node", "up")
     assert (shown.provider, shown.verified, shown.engine) == ("ETH", True, "vllm 0.32")
     assert (shown.requests, shown.failures, shown.usd_per_hour) == (12, 2, 3.1)
@@ -182,3 +195,18 @@ def test_models_with_offers_aliases_and_choices() -> None:
     assert (offered.machine, offered.gpus, offered.usd_per_hour) == ("b", "2xA100", 3.0)
     assert (offered.mean_s, offered.first_token_s) == (2.2, 0.4)
     assert large.offers[0].mean_s is None  # nobody asked it yet
+
+
+def test_an_instance_of_listed_machines_is_none_itself() -> None:
+    def machine(name: str, role: str, state: str = "up", **more: Any) -> ShownMachine:
+        return ShownMachine(id=name, name=name, role=role, state=state, **more)
+
+    staged = [machine(f"n{n}", "node", instance="chat-1", fleet="lab") for n in range(4)]
+    instance = machine("chat-1", "backend", instance="chat-1", fleet="lab", can_drain=True)
+    assert count_machines([instance, *staged]) == (4, 4)
+    others = [
+        machine("alone", "backend", "down", instance="chat-2", fleet="lab", can_drain=True),
+        machine("gone", "node", "left"),
+        machine("hub", "hub"),
+    ]
+    assert count_machines([instance, *staged, *others]) == (4, 5)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from atoll.runtime.gateway.budgets import BudgetWatch
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.traffic_tally import TrafficTally
@@ -120,6 +121,7 @@ class View:
         self.loop = cast("asyncio.AbstractEventLoop", self.clock)
         self.chooser = BackendChooser(self.pool, None, self.settings)
         self.chooser.configure(self.settings)
+        self.budgets = BudgetWatch(lambda: self.settings.budgets, None, self.log)
         self.traffic = TrafficTally(self.pool, self.chooser, self.clock.now_s)
 
     def add(self, name: str, *models: str, **more: Any) -> Member:

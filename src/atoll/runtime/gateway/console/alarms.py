@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from atoll.runtime.gateway.budgets import BudgetStanding
 from atoll.runtime.gateway.console.view import GatewayView
 from atoll.runtime.gateway.traffic_tally import ModelLook
 from atoll.runtime.pool.member import STAND_IN, Member
@@ -55,6 +56,7 @@ def _find(
 ) -> Iterator[Alarm]:
     yield from _of_models(view, looks, now_s)
     yield from _of_accounts(view, now_s)
+    yield from _of_budgets(view.budgets.standings, now_s)
     members = view.pool.members.values()
     for member in members:
         yield from _of_member(member, now_s)
@@ -176,6 +178,21 @@ def _of_accounts(view: GatewayView, now_s: float) -> Iterator[Alarm]:
             "the database of keys and usage does not answer: keys stay as they were, usage is kept here",
             "look at the database, and at the network to it",
             now_s - (away_s if isinstance(away_s, float) else 0.0),
+        )
+
+
+def _of_budgets(standings: Iterable[BudgetStanding], now_s: float) -> Iterator[Alarm]:
+    """Yield which budgets are spent, or soon will be."""
+    for one in standings:
+        if one.level == "info":
+            continue
+        whose = "all requests" if one.budget.id == "all" else one.budget.id
+        yield Alarm(
+            f"budget:{one.budget.id}",
+            one.level,
+            f"{whose}: ${one.spent_usd:,.2f} of ${one.budget.usd_per_month:,.2f} for this month are spent",
+            "look at Keys and usage who spends it; limits of keys refuse requests, budgets do not",
+            now_s,
         )
 
 

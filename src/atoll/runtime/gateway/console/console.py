@@ -18,7 +18,14 @@ from collections.abc import Awaitable
 from urllib.parse import unquote
 
 from atoll.runtime.accounts.grants import role_forbids_error
-from atoll.runtime.gateway.console import administration, key_requests, usage_requests, watching
+from atoll.runtime.gateway.console import (
+    administration,
+    history_requests,
+    key_requests,
+    request_requests,
+    usage_requests,
+    watching,
+)
 from atoll.runtime.gateway.console.console_caller import ADMIN, Caller, find_caller, lower
 from atoll.runtime.gateway.console.gate import DatabaseGate
 from atoll.runtime.gateway.console.live_feed import LiveAnswer
@@ -39,6 +46,8 @@ TABLE: tuple[ConsoleRoute, ...] = (
     *watching.ROUTES,
     *key_requests.ROUTES,
     *usage_requests.ROUTES,
+    *history_requests.ROUTES,
+    *request_requests.ROUTES,
 )
 _ID = "{id}"
 

@@ -20,11 +20,13 @@ from atoll.runtime.gateway.console.live_feed import LiveAnswer, LiveFeed
 from atoll.runtime.gateway.console.snapshot import GatewaySnapshots
 from atoll.runtime.gateway.console.view import GatewayView
 from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
+from atoll.runtime.gateway.request_log import RequestLog
 from atoll.runtime.http.handlers import Answer, Headers, Response
 from atoll.runtime.http.http_request import Request
 from atoll.runtime.http.upstream import UpstreamPool
 from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.member import Member
+from atoll.telemetry.history import HistoryChange, HistoryTable, Kind
 
 if TYPE_CHECKING:
     from atoll.runtime.accounts.accounts import Accounts
@@ -42,12 +44,33 @@ _MAX_FIELDS = 32
 """Fields of a query."""
 
 
+class KeepsHistory(Protocol):
+    """What was asked and how busy machines were, over time."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether anybody keeps it."""
+        ...
+
+    async def read(
+        self, kind: Kind, since_s: float, until_s: float, points: int
+    ) -> tuple[HistoryTable, list[HistoryChange]]:
+        """Return the curves of models or machines, and what changed."""
+        ...
+
+
 class PagesContext(GatewayView, Protocol):
     """A gateway, as far as its own pages and its console know it."""
 
     metrics: GatewayMetrics
     snapshots: GatewaySnapshots
     live: LiveFeed
+    requests: RequestLog
+
+    @property
+    def history(self) -> KeepsHistory:
+        """What was asked and how busy machines were."""
+        ...
 
     @property
     def accounts(self) -> Accounts | None:

@@ -47,6 +47,10 @@ class ShownLoad(msgspec.Struct, frozen=True):
     waiting: int = 0
     capacity: int | None = None
     kv_share: float | None = None
+    gpu_share: float | None = None
+    """Of the time that its GPUs compute."""
+    memory_share: float | None = None
+    """Of the memory of its GPUs in use."""
 
 
 class ShownMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +107,23 @@ def list_machines(view: GatewayView) -> tuple[ShownMachine, ...]:
     served = [node for node in nodes.values() if node["role"] == "worker"]
     machines += [_show_node(node, None, now_s) for node in (*served, *fabric.get("hubs", ()))]
     return tuple(machines)
+
+
+def count_machines(machines: Iterable[ShownMachine]) -> tuple[int, int]:
+    """Return how many machines are up, and how many there are.
+
+    Hubs serve nothing, who has left is no machine here any more, and a backend whose stages are listed is the
+    instance that those make up together.
+    """
+    shown = tuple(machine for machine in machines if machine.state != "left")
+    staged = {(m.fleet, m.instance) for m in shown if m.role == "node" and not m.can_drain}
+    counted = [
+        m
+        for m in shown
+        if m.role == "node"
+        or (m.role == "backend" and (m.instance is None or (m.fleet, m.instance) not in staged))
+    ]
+    return sum(m.state == "up" for m in counted), len(counted)
 
 
 def _show_backend(member: Member) -> ShownMachine:
@@ -168,7 +189,12 @@ def _show_node(node: dict[str, Any], member: Member | None, now_s: float) -> Sho
     shown = ShownLoad(running, 0, node["max_inflight"])
     if load is not None:
         shown = ShownLoad(
-            max(running, load["running"]), load["waiting"], load["capacity"], load["kv_used"]
+            max(running, load["running"]),
+            load["waiting"],
+            load["capacity"],
+            load["kv_used"],
+            load.get("gpu_used"),
+            load.get("memory_used"),
         )
     return ShownMachine(
         id=node["sid"],

@@ -13,7 +13,12 @@ from collections.abc import Mapping
 import msgspec
 
 from atoll.runtime.gateway.console.alarms import AlarmBoard
-from atoll.runtime.gateway.console.shown_machines import ShownMachine, find_pipelines, list_machines
+from atoll.runtime.gateway.console.shown_machines import (
+    ShownMachine,
+    count_machines,
+    find_pipelines,
+    list_machines,
+)
 from atoll.runtime.gateway.console.shown_models import list_models, show_promise
 from atoll.runtime.gateway.console.view import GatewayView
 from atoll.runtime.gateway.traffic_tally import ModelLook
@@ -76,6 +81,7 @@ class GatewaySnapshots:
         self._version = int(view.started_s)
         self._seen: tuple[object, ...] | None = None
         self._prices = MachinePrices(())
+        self._count = (0, 0)
         self._snapshot, self._machines, self._models = CachedPage(), CachedPage(), CachedPage()
         self.made = 0
         """Snapshots that were made."""
@@ -100,7 +106,9 @@ class GatewaySnapshots:
             if self._seen is not None:
                 self._version += 1
             self._seen = seen
-            self._prices = MachinePrices(list_machines(view))
+            machines = list_machines(view)
+            self._prices = MachinePrices(machines)
+            self._count = count_machines(machines)
         return self._version
 
     def snapshot(self) -> bytes:
@@ -154,6 +162,8 @@ class GatewaySnapshots:
                 "version": version,
                 "backends_up": sum(m.serves for m in pool.members.values()),
                 "backends": len(pool.members),
+                "machines_up": self._count[0],
+                "machines": self._count[1],
                 "usd_per_hour": _round(self._prices.usd_per_hour),
                 "models": [
                     self._show_model(name, look, running[name], costs.get(name))

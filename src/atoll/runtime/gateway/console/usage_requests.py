@@ -41,6 +41,31 @@ _FORMULA = ("=", "+", "-", "@", "|", "%", "'")
 _BLANK = " \t\r\n\0\u00a0\ufeff"
 
 
+def show_budgets(call: ConsoleCall) -> Response:
+    """Return how budgets stand; for members, those of their own keys and of their owner."""
+    caller, accounts = call.caller, call.accounts
+    found = []
+    for one in call.context.budgets.standings:
+        budget = one.budget
+        key = None if budget.key is None else accounts.key(budget.key)
+        own = (key is not None and caller.owns(key)) or (
+            caller.owner != "" and budget.owner == caller.owner
+        )
+        if caller.role == "member" and not own:
+            continue
+        found.append(
+            {
+                "key": budget.key,
+                "name": None if key is None else key.spec.name,
+                "owner": budget.owner,
+                "usd_per_month": budget.usd_per_month,
+                "spent_usd": round(one.spent_usd, 6),
+                "level": one.level,
+            }
+        )
+    return show({"budgets": found})
+
+
 async def show_usage(call: ConsoleCall) -> Response:
     """Sum up what was used; for members, by their own keys."""
     accounts = call.accounts
@@ -163,6 +188,7 @@ def _moment(query: Mapping[str, str], name: str) -> float | None:
 
 
 ROUTES = (
+    ConsoleRoute("GET", "budgets", ANY, "How budgets of this month stand", show_budgets),
     ConsoleRoute(
         "GET",
         "usage",

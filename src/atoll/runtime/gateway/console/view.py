@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sized
 from typing import Any, Protocol
 
+from atoll.runtime.gateway.budgets import BudgetWatch
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.traffic_tally import TrafficTally
@@ -49,6 +50,7 @@ class GatewayView(Protocol):
     loop: asyncio.AbstractEventLoop
     draining: bool
     started_s: float
+    budgets: BudgetWatch
 
     @property
     def accounts(self) -> ViewedAccounts | None:

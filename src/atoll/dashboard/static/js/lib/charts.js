@@ -19,15 +19,26 @@ const nice = (most) => {
   return [1, 2, 2.5, 5, 10].map((m) => m * size).find((v) => v >= most) ?? most;
 };
 
+/** Points as lines, one for each stretch without a gap; a point alone is a short dash. */
+function strokes(points, x, y) {
+  const parts = [[]];
+  for (const [a, b] of points) {
+    if (b === null || !Number.isFinite(b)) parts.push([]);
+    else parts.at(-1).push([x(a), y(b)]);
+  }
+  return parts.filter((part) => part.length).map((part) => line(part.length > 1 ? part : [[part[0][0] - 1.5, part[0][1]], [part[0][0] + 1.5, part[0][1]]])).join("");
+}
+
 /**
- * Lines over time. series: [{name, points: [[x, y]]}]; format(y), formatX(x) write the axes.
+ * Lines over time. series: [{name, points: [[x, y]]}], where y is null for a gap; format(y), formatX(x) write the axes,
+ * marks: [[x, text]] are moments to be marked, span: [from, to] is what is shown if it is more than the points.
  */
-export function lines(series, { label, format = String, formatX = String, height = 180, limit = null } = {}) {
+export function lines(series, { label, format = String, formatX = String, height = 180, limit = null, marks = [], span = null } = {}) {
   const w = 640, left = 56, right = 8, top = 10, bottom = 24;
-  const all = series.flatMap((one) => one.points);
+  const all = series.flatMap((one) => one.points.filter((p) => p[1] !== null));
   if (!all.length) return h("p", { class: "note" }, "No data yet.");
   const xs = all.map((p) => p[0]);
-  const low = Math.min(...xs), high = Math.max(...xs);
+  const [low, high] = span ?? [Math.min(...xs), Math.max(...xs)];
   const most = nice(Math.max(...all.map((p) => p[1]), limit ?? 0, 1e-12));
   const x = (v) => left + ((v - low) / (high - low || 1)) * (w - left - right);
   const y = (v) => top + (1 - v / most) * (height - top - bottom);
@@ -35,8 +46,9 @@ export function lines(series, { label, format = String, formatX = String, height
     s("svg", { viewBox: `0 0 ${w} ${height}`, role: "img", "aria-label": label },
       [0, 0.5, 1].map((f) => [s("line", { class: "grid", x1: left, x2: w - right, y1: y(most * f), y2: y(most * f) }), s("text", { class: "tick", x: left - 6, y: y(most * f) + 4, "text-anchor": "end" }, format(most * f))]),
       [low, (low + high) / 2, high].map((v, at) => s("text", { class: "tick", x: x(v), y: height - 6, "text-anchor": ["start", "middle", "end"][at] }, formatX(v))),
+      marks.filter(([at]) => at >= low && at <= high).map(([at, text]) => s("g", { class: "mark" }, s("title", {}, text), s("line", { x1: x(at), x2: x(at), y1: top, y2: height - bottom }), s("path", { d: `M${x(at) - 4} ${top}h8l-4 6z` }))),
       limit === null ? null : s("line", { class: "limit", x1: left, x2: w - right, y1: y(limit), y2: y(limit) }),
-      series.map((one, at) => s("path", { class: ["stroke", `tone-${at % 6}`], d: line(one.points.map(([a, b]) => [x(a), y(b)])), "vector-effect": "non-scaling-stroke" }))),
+      series.map((one, at) => s("path", { class: ["stroke", `tone-${at % 6}`], d: strokes(one.points, x, y), "vector-effect": "non-scaling-stroke" }))),
     series.length > 1 ? legend(series.map((one) => one.name)) : null);
 }
 

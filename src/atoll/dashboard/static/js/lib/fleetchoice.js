@@ -2,7 +2,7 @@
 
 import { field, select } from "./ui.js";
 
-const KINDS = { operated: "Operated", file: "Files", example: "Examples" };
+const KINDS = { operated: "Operated", served: "Served here", file: "Files", example: "Examples" };
 
 /** Fleets in the order in which they are offered. */
 export function sortFleets(fleets) {
@@ -24,5 +24,5 @@ export function firstFleet(fleets, params) {
   const named = params.get("fleet");
   if (named && fleets.some((one) => one.name === named)) return named;
   const sorted = sortFleets(fleets);
-  return (sorted.find((one) => one.kind === "operated" && one.up) ?? sorted[0])?.name ?? null;
+  return (sorted.find((one) => one.up) ?? sorted[0])?.name ?? null;
 }

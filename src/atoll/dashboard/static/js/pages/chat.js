@@ -5,13 +5,13 @@ import { number, plural } from "../lib/format.js";
 import { follow, gatewayDown, noGateway } from "../lib/services.js";
 import { badge, button, empty, failed, field, iconButton, input, loading, snippet, toast } from "../lib/ui.js";
 import { picture, sound, Tray } from "./chat/attachments.js";
-import { ask, newAnswer, requestBody } from "./chat/conversation.js";
+import { ask, EXAMPLE_TOOLS, newAnswer, readTools, requestBody } from "./chat/conversation.js";
 import { canRecord, record } from "./chat/sound.js";
 import { Speaker, TurnView } from "./chat/turn.js";
 
 const OFTEN_MS = 100; // the answer is drawn at most ten times a second
 const NEAR_PX = 96; // a reader this close to the end follows it
-const FRESH = () => ({ turns: [], model: null, draft: "", settings: { system: "", temperature: null, maxTokens: null, speak: false, voice: "" } });
+const FRESH = () => ({ turns: [], model: null, draft: "", other: null, settings: { system: "", temperature: null, maxTokens: null, speak: false, voice: "", tools: null, toolText: "" } });
 const kept = new WeakMap(); // what was said, by login: it goes with the login
 
 const KINDS = { text: "text", image: "pictures", audio: "sound", video: "video" };
@@ -79,6 +79,7 @@ function openChat(place, ctx, state, models) {
 
   // What there is to see
   const choice = h("select", { id: "chat-model", onchange: () => choose(choice.value) });
+  const against = h("select", { id: "chat-other", onchange: () => compare(against.value) });
   const about = h("p", { class: "note chat-about" });
   const thread = h("ol", { class: "thread", "aria-label": "Conversation" });
   const hint = h("div", { class: "chat-hint" });
@@ -103,7 +104,7 @@ function openChat(place, ctx, state, models) {
     h("p", { class: "note composer-note" }, may ? [h("span", { class: "keys" }, h("kbd", {}, "Enter"), " sends, ", h("kbd", {}, "Shift"), "+", h("kbd", {}, "Enter"), " is a new line. "), "Nothing is stored: the conversation is in this page’s memory and gone when you reload or log out."]
       : "Asking is for members and admins."));
   set(place,
-    h("div", { class: "chat-bar" }, h("div", { class: "chat-choice" }, h("label", { for: choice.id, class: "unseen" }, "Model"), choice, about), fresh),
+    h("div", { class: "chat-bar" }, h("div", { class: "chat-choice" }, h("label", { for: choice.id, class: "unseen" }, "Model"), choice, h("label", { for: against.id, class: "unseen" }, "Compare with"), against, about), fresh),
     h("div", { class: "chat-grid" }, h("section", { class: "chat-main", "aria-label": "Conversation" }, h("h2", { class: "unseen" }, "Conversation"), hint, thread, form), settingsPanel()),
     heard);
   box.value = state.draft;
@@ -118,14 +119,28 @@ function openChat(place, ctx, state, models) {
     models = next;
     const names = new Set(models.map((model) => model.name));
     set(choice, models.map((model) => h("option", { value: model.name }, upOf(model) || !model.offers.length ? model.name : `${model.name} (no machine up)`)));
+    const other = state.other;
+    set(against, h("option", { value: "" }, "Compare with…"), models.filter((model) => model.name !== chosen?.name).map((model) => h("option", { value: model.name, selected: model.name === other }, model.name)));
     if (chosen && !names.has(chosen.name)) choice.append(h("option", { value: chosen.name }, `${chosen.name} (not served now)`));
     if (chosen) chosen = find(chosen.name) ?? { ...chosen, offers: [] };
     describe();
   }
 
+  /** Ask a second model the same from now on; nothing: only one. */
+  function compare(name) {
+    state.other = find(name)?.name ?? null;
+    const query = new URLSearchParams(location.search);
+    if (state.other) query.set("other", state.other);
+    else query.delete("other");
+    history.replaceState(null, "", `/chat?${query}`);
+    know(models);
+  }
+
   function choose(name) {
     chosen = find(name);
     state.model = chosen.name;
+    if (state.other === chosen.name) compare("");
+    else know(models);
     const query = new URLSearchParams(location.search);
     query.set("model", chosen.name);
     history.replaceState(null, "", `/chat?${query}`);
@@ -165,9 +180,26 @@ function openChat(place, ctx, state, models) {
     const panel = h("details", { class: "card chat-settings" }, h("summary", {}, h("h2", {}, "Settings")), h("div", { class: "stack" },
       field("System prompt", system, { note: "Tells the model how to behave; goes before the conversation." }),
       field("Temperature", heat, { note: "0: the likeliest words; 1: freer; up to 2." }),
-      field("Most tokens of an answer", most), speakLine));
+      field("Most tokens of an answer", most), speakLine, toolsPanel(own)));
     panel.open = matchMedia("(min-width: 1180px)").matches;
     return panel;
+  }
+
+  function toolsPanel(own) {
+    const text = h("textarea", { rows: 4, spellcheck: "false", class: "mono", oninput: () => read() });
+    text.value = own.toolText;
+    const line = field("Tools", text, { note: "Functions that the model may call, as OpenAI’s API has them (JSON). You tell it what they return." });
+    function read() {
+      own.toolText = text.value;
+      try {
+        own.tools = readTools(text.value);
+        line.complain("");
+      } catch (error) {
+        own.tools = null;
+        line.complain(error.message);
+      }
+    }
+    return h("div", { class: "stack" }, line, h("div", { class: "row" }, button("Insert an example", () => { text.value = EXAMPLE_TOOLS; read(); }, { kind: "small" })));
   }
 
   // The thread
@@ -184,27 +216,37 @@ function openChat(place, ctx, state, models) {
   const follow = () => scrollTo({ top: document.documentElement.scrollHeight });
   function watchEnd() { toEnd.hidden = !running || atEnd(); }
 
-  const doing = { role: ctx.session?.role ?? "viewer", busy: () => Boolean(running) || !may, again: () => run(state.turns.at(-1)), edit: (turn, text) => { turn.user = { ...turn.user, text }; run(turn); } };
+  const doing = { role: ctx.session?.role ?? "viewer", busy: () => Boolean(running) || !may, again: () => run(state.turns.at(-1)), edit: (turn, text) => { turn.user = { ...turn.user, text }; run(turn); }, results: (turn, results) => reply(turn, results) };
+  // Of a model that is compared only the answers: what was asked stands beside them already.
+  const doingTwin = { ...doing, busy: () => true, results: null };
+  const allTurns = () => state.turns.flatMap((turn) => [turn, turn.twin].filter(Boolean));
 
   /** Show all turns; only `anew` is made again where it stood already. */
   function draw(anew = null) {
+    const all = allTurns();
     for (const [turn, view] of views) {
-      if (turn !== anew && state.turns.includes(turn)) continue;
+      if (turn !== anew && turn !== anew?.twin && all.includes(turn)) continue;
       view.dispose();
       view.node.remove();
       views.delete(turn);
     }
-    for (const turn of state.turns) {
+    for (const turn of all) {
       if (views.has(turn)) continue;
-      views.set(turn, new TurnView(turn, doing));
-      thread.append(views.get(turn).node);
+      const isTwin = !state.turns.includes(turn);
+      const view = new TurnView(turn, isTwin ? doingTwin : doing);
+      view.node.classList.toggle("twin", isTwin);
+      view.node.classList.toggle("paired", Boolean(turn.twin));
+      views.set(turn, view);
+      thread.append(view.node);
     }
+    thread.classList.toggle("compare", all.length > state.turns.length);
     drawHint();
     paintAll();
   }
 
   function paintAll() {
-    for (const [turn, view] of views) view.paint(turn === state.turns.at(-1));
+    const last = state.turns.at(-1);
+    for (const [turn, view] of views) view.paint(turn === last || turn === last?.twin);
     send.hidden = Boolean(running);
     stop.hidden = !running;
     fresh.disabled = !state.turns.length;
@@ -221,11 +263,21 @@ function openChat(place, ctx, state, models) {
     const text = box.value;
     if (running || !may || recording) return;
     if (!text.trim() && !tray.items.length) { box.focus(); return; }
-    const turn = { user: { text: text.trim() ? text : "", attached: tray.take() }, answer: newAnswer(chosen.name) };
-    state.turns.push(turn);
+    add({ text: text.trim() ? text : "", attached: tray.take() });
     box.value = state.draft = "";
     fit();
+  }
+
+  function add(user) {
+    const turn = { user, answer: newAnswer(chosen.name) };
+    if (state.other && find(state.other) && !user.results) turn.twin = { user, answer: newAnswer(state.other) };
+    state.turns.push(turn);
     run(turn);
+  }
+
+  /** Tell the model what the tools that it called have returned. */
+  function reply(turn, results) {
+    if (!running && may && turn === state.turns.at(-1)) add({ text: "", attached: [], results });
   }
 
   /** Ask for the answer of the last turn, for the first time or again. */
@@ -234,6 +286,9 @@ function openChat(place, ctx, state, models) {
     const stopper = (running = new AbortController());
     const answer = (turn.answer = newAnswer(chosen.name));
     const body = requestBody(state.turns, state.settings, chosen);
+    const twin = turn.twin ?? null;
+    const second = twin && (find(twin.answer.model) ?? { name: twin.answer.model, takes: ["text"], makes: ["text"] });
+    if (twin) Object.assign(twin, { user: turn.user, answer: newAnswer(second.name) });
     speaker.reset();
     draw(turn);
     follow();
@@ -244,13 +299,17 @@ function openChat(place, ctx, state, models) {
       const near = atEnd();
       const from = performance.now();
       view.paint(true);
+      if (twin) views.get(twin)?.paint(true);
       cost = performance.now() - from;
       if (near) follow();
       watchEnd();
       speaker.hear(answer.text);
     };
     // Where drawing is slow, it happens less often: the page stays smooth.
-    await ask(ctx.api, body, answer, { signal: stopper.signal, changed: () => { if (!closed) timer ??= setTimeout(paint, Math.max(OFTEN_MS, 6 * cost)); } });
+    const changed = () => { if (!closed) timer ??= setTimeout(paint, Math.max(OFTEN_MS, 6 * cost)); };
+    const asked = [ask(ctx.api, body, answer, { signal: stopper.signal, changed })];
+    if (twin) asked.push(ask(ctx.api, requestBody(state.turns.map((each) => each.twin).filter(Boolean), state.settings, second), twin.answer, { signal: stopper.signal, changed }));
+    await Promise.all(asked);
     clearTimeout(timer);
     timer = null;
     running = null;
@@ -329,6 +388,7 @@ function openChat(place, ctx, state, models) {
   addEventListener("scroll", watchEnd, { passive: true });
 
   const wanted = ctx.params.get("model");
+  state.other = find(ctx.params.get("other") ?? state.other)?.name ?? null;
   know(models);
   const start = (wanted && find(wanted)) || (state.model && find(state.model)) || models.find((model) => upOf(model)) || models[0];
   choose(start.name);

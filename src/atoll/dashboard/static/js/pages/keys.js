@@ -216,7 +216,7 @@ export const page = {
     for (const id of Object.keys(shown)) shown[id] = ctx.params.get(id) ?? shown[id];
     if (!PERIODS[shown.period]) shown.period = "30";
     if (!MEASURES[shown.measure]) shown.measure = "tokens";
-    if (shown.by !== "key") shown.by = "model";
+    if (!["key", "owner"].includes(shown.by)) shown.by = "model";
     let keys = null;
     let words = "";
     let gone = false;
@@ -319,9 +319,10 @@ export const page = {
     const usagePlace = h("div", {}, loading());
     const csv = h("a", { class: "button", download: "", href: "#" }, icon("download"), "Download CSV");
     const period = select(Object.entries(PERIODS).map(([id, [title]]) => [id, title]), { value: shown.period, onchange: () => { choose("period", period.value); loadUsage(); } });
-    const by = select([["model", "by model"], ["key", "by key"]], { value: shown.by, onchange: () => { choose("by", by.value); loadUsage(); } });
+    const by = select([["model", "by model"], ["key", "by key"], ["owner", "by team (owner)"]], { value: shown.by, onchange: () => { choose("by", by.value); loadUsage(); } });
     const measure = select(Object.entries(MEASURES).map(([id, [title]]) => [id, title]), { value: shown.measure, onchange: () => { choose("measure", measure.value); drawUsage(); } });
-    const usagePane = h("div", { class: "stack" }, h("section", { class: "card", "aria-label": "Usage by day" }, h("div", { class: "toolbar" }, field("Show", measure), field("Stacked", by), csv), usagePlace));
+    const budgetPlace = h("div");
+    const usagePane = h("div", { class: "stack" }, budgetPlace, h("section", { class: "card", "aria-label": "Usage by day" }, h("div", { class: "toolbar" }, field("Show", measure), field("Stacked", by), csv), usagePlace));
     const tablePlace = h("div");
     usagePane.append(tablePlace);
 
@@ -340,9 +341,9 @@ export const page = {
       csv.setAttribute("download", `usage-${shown.period}-${shown.by}.csv`);
       if (!usage) set(figurePlace, ["Cost", "Requests", "Tokens", "Active keys"].map((title) => figure(title, "…")));
       try {
-        const [days, models, byKey, drawn] = await Promise.all(["day", "model", "key", `day,${shown.by}`].map((groups) => ctx.api.get(query(groups))));
+        const [days, models, byKey, drawn, owners] = await Promise.all(["day", "model", "key", `day,${shown.by}`, "owner"].map((groups) => ctx.api.get(query(groups))));
         if (gone || mine !== turn) return;
-        usage = { days: days.rows ?? [], models: models.rows ?? [], byKey: byKey.rows ?? [], drawn: drawn.rows ?? [], cut: Boolean(drawn.truncated || byKey.truncated || models.truncated), by: shown.by, span: span(), title: PERIODS[shown.period][0] };
+        usage = { days: days.rows ?? [], models: models.rows ?? [], byKey: byKey.rows ?? [], owners: owners.rows ?? [], drawn: drawn.rows ?? [], cut: Boolean(drawn.truncated || byKey.truncated || models.truncated), by: shown.by, span: span(), title: PERIODS[shown.period][0] };
         drawFigures();
         drawUsage();
       } catch (error) {
@@ -352,6 +353,16 @@ export const page = {
         set(tablePlace);
         refuse(error, usagePlace, loadUsage);
       }
+    }
+
+    /** Budgets of this month, the fullest first; nothing where none is set. */
+    async function loadBudgets() {
+      const { budgets } = await ctx.api.get("/api/gateway/budgets").catch(() => ({ budgets: [] }));
+      if (gone || !budgets?.length) return set(budgetPlace);
+      const share = (one) => one.spent_usd / one.usd_per_month;
+      const title = (one) => (one.owner ? `${one.owner} (team)` : one.key ? one.name ?? one.key : "All requests");
+      set(budgetPlace, h("section", { class: "card", "aria-label": "Budgets" }, h("h2", {}, "Budgets of this month"), h("p", { class: "note" }, "Beyond a budget there is an alarm; limits of keys refuse requests."),
+        h("div", { class: "quotas" }, [...budgets].sort((a, b) => share(b) - share(a)).map((one) => meter(title(one), share(one), `${usd(one.spent_usd)} of ${usd(one.usd_per_month)}`)))));
     }
 
     function drawFigures() {
@@ -369,14 +380,15 @@ export const page = {
     function drawUsage() {
       if (!usage) return;
       const known = titles();
-      const titleOf = usage.by === "key" ? (row) => keyTitle(row, known) : (row) => row.model || "no model";
+      const titleOf = { key: (row) => keyTitle(row, known), owner: (row) => row.owner || "no owner", model: (row) => row.model || "no model" }[usage.by];
       set(usagePlace, usage.drawn.length ? chart(usage.drawn, usage.by, usage.span, titleOf, MEASURES[shown.measure]) : empty("Nothing was used in this period", "Requests appear here about a second after they ended."),
         usage.cut ? h("p", { class: "note" }, "These are more rows than a page shows: choose a shorter period, or take the CSV.") : null);
       set(tablePlace, h("section", { class: "card", "aria-label": "Usage in figures" }, h("h2", {}, usage.title), tabs("Usage in figures", [
         { name: "By key", draw: () => usageTable({ name: "Key", cell: (r) => [name(keyTitle(r, known)), r.key ? h("div", { class: "note mono" }, r.key) : null], sort: (r) => keyTitle(r, known) }, usage.byKey, "Usage by key") },
+        { name: "By team", draw: () => usageTable({ name: "Team (owner)", cell: (r) => name(r.owner || "no owner"), sort: (r) => r.owner }, usage.owners, "Usage by team") },
         { name: "By model", draw: () => usageTable({ name: "Model", cell: (r) => name(r.model || "no model"), sort: (r) => r.model }, usage.models, "Usage by model") },
         { name: "By day", draw: () => usageTable({ name: "Day (UTC)", value: (r) => r.day, sort: (r) => r.day }, usage.days, "Usage by day", "first") },
-      ], { start: usage.by === "key" ? 0 : 1 })));
+      ], { start: ["key", "owner", "model"].indexOf(usage.by) })));
     }
 
     // Together
@@ -400,6 +412,7 @@ export const page = {
       set(root, parts);
       loadKeys();
       loadUsage();
+      loadBudgets();
     });
     return () => { gone = true; stop(); };
   },

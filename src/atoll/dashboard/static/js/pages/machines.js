@@ -94,6 +94,7 @@ function openView(place, ctx) {
   let machines = [];
   let pipelines = [];
   let known = new Map();
+  let staged = new Set(); // instances whose machines are listed
   let built = false;
   let all = false;
   let drawn = "";
@@ -102,7 +103,7 @@ function openView(place, ctx) {
 
   const figures = h("div", { class: "figures" });
   const pictures = h("div", { class: "pipes" });
-  const pipeCard = card("Pipelines", { note: "Models that are spread over machines: boxes are as wide as the layers that a machine holds. Choose a box for details." }, pictures);
+  const pipeCard = card("Pipelines", { note: "Models that are spread over machines: boxes are as wide as the layers that a machine holds, and machines with the same layers share the requests. Choose a box for details." }, pictures);
   const words = input({ type: "search", placeholder: "Name, provider, region, GPU, model…", "aria-label": "Find machines", oninput: () => filter() });
   const states = select([["", "All states"]], { "aria-label": "State", onchange: () => filter() });
   const models = select([["", "All models"]], { "aria-label": "Model", onchange: () => filter() });
@@ -118,6 +119,8 @@ function openView(place, ctx) {
     machines = told.machines ?? [];
     pipelines = told.pipelines ?? [];
     known = new Map(machines.map((machine) => [machine.id, machine]));
+    staged = new Set(machines.filter((machine) => machine.role === "node" && machine.instance && !machine.can_drain).map(instanceOf));
+    doing.isInstance = isInstance;
     if (!machines.length) {
       built = false;
       set(place, noMachines());
@@ -144,11 +147,18 @@ function openView(place, ctx) {
     control.value = sorted.includes(was) ? was : "";
   }
 
+  /** Whether it is the instance that machines of the list make up together: no machine of its own. */
+  const isInstance = (machine) => machine.role === "backend" && machine.instance && staged.has(instanceOf(machine));
+
+  /** Machines of an instance right below it. */
+  function underInstances(sorted) {
+    const within = sorted.filter((machine) => !isInstance(machine) && machine.instance && staged.has(instanceOf(machine)) && !machine.can_drain);
+    return sorted.filter((machine) => !within.includes(machine)).flatMap((machine) => (isInstance(machine) ? [machine, ...within.filter((part) => instanceOf(part) === instanceOf(machine))] : [machine]));
+  }
+
   function drawFigures() {
     const workers = machines.filter((machine) => machine.role !== "hub");
-    // A backend whose stages are listed, too, is no machine of its own.
-    const staged = new Set(workers.filter((machine) => machine.role === "node" && machine.instance && !machine.can_drain).map(instanceOf));
-    const counted = workers.filter((machine) => machine.role !== "backend" || !machine.instance || !staged.has(instanceOf(machine)));
+    const counted = workers.filter((machine) => !isInstance(machine) && machine.state !== "left");
     const up = counted.filter((machine) => machine.state === "up").length;
     const kinds = workers.flatMap((machine) => machine.gpus ?? []);
     const memory = kinds.reduce((sum, gpu) => sum + (gpu.memory_bytes ?? 0) * gpu.count, 0);
@@ -158,7 +168,7 @@ function openView(place, ctx) {
     const priced = workers.filter((machine) => machine.usd_per_hour !== null && machine.usd_per_hour !== undefined);
     const sites = new Set(workers.map(placeWords).filter(Boolean)).size;
     set(figures,
-      figure("Machines up", `${number(up)} of ${number(counted.length)}`, { tone: up === counted.length ? "good" : up ? "warn" : "bad", note: sites ? `at ${sites === 1 ? "1 place" : `${sites} places`}` : null }),
+      figure("Machines up", `${number(up)} of ${number(counted.length)}`, { tone: up === counted.length ? "good" : up ? "warn" : "bad", note: [workers.some(isInstance) ? plural(workers.filter(isInstance).length, "instance") : null, sites ? plural(sites, "site") : null].filter(Boolean).join(", ") || null }),
       figure("GPUs", count(kinds.reduce((sum, gpu) => sum + gpu.count, 0)), { note: memory ? `${bytes(memory)} of memory` : null }),
       figure("Requests running", count(runs), { note: "on all machines" }),
       figure("Cost", priced.length ? perHour(priced.reduce((sum, machine) => sum + machine.usd_per_hour, 0)) : "–", { note: !priced.length ? "no machine says a price" : priced.length < counted.length ? `${plural(priced.length, "machine")} of ${number(counted.length)} ${priced.length === 1 ? "says" : "say"} a price` : null }));
@@ -166,7 +176,7 @@ function openView(place, ctx) {
 
   function drawList() {
     const seen = new Set();
-    const sorted = [...machines].sort((a, b) => (ORDER[a.state] ?? 9) - (ORDER[b.state] ?? 9) || collator.compare(a.name, b.name));
+    const sorted = underInstances([...machines].sort((a, b) => (ORDER[a.state] ?? 9) - (ORDER[b.state] ?? 9) || collator.compare(a.name, b.name)));
     const keyed = sorted.map((machine) => {
       let key = machine.id;
       while (seen.has(key)) key += "#";
@@ -183,6 +193,7 @@ function openView(place, ctx) {
       let line = lines.get(key);
       if (line) line.update(machine);
       else lines.set(key, (line = new MachineLine(machine, doing)));
+      line.node.className = isInstance(machine) ? "instance" : staged.has(instanceOf(machine)) && !machine.can_drain ? "within" : "";
       // Only what is out of its place is moved: the focus stays where it is.
       const next = before ? before.nextSibling : list.firstChild;
       if (line.node !== next) list.insertBefore(line.node, next);
@@ -201,7 +212,7 @@ function openView(place, ctx) {
       line.node.hidden = !fits;
       shown += fits;
     }
-    set(found, shown === lines.size ? null : shown ? `${shown} of ${lines.size} machines shown` : "No machine fits: change or clear the filter.");
+    set(found, shown === lines.size ? null : shown ? `${shown} of ${lines.size} rows shown` : "No machine fits: change or clear the filter.");
   }
 
   function drawPictures() {

@@ -197,7 +197,7 @@ const noModels = () => startHere("The gateway serves no model yet", "It runs and
 const upText = (up, all) => (up === all ? `${plural(all, "machine")} up` : `${number(up)} of ${plural(all, "machine")} up`);
 
 function headline(snapshot) {
-  const parts = [`up for ${seconds(snapshot.uptime_s)}`, upText(snapshot.backends_up ?? 0, snapshot.backends ?? 0), plural(snapshot.connections ?? 0, "connection")];
+  const parts = [`up for ${seconds(snapshot.uptime_s)}`, upText(snapshot.machines_up ?? snapshot.backends_up ?? 0, snapshot.machines ?? snapshot.backends ?? 0), plural(snapshot.connections ?? 0, "connection")];
   return h("p", { class: "headline" }, stateBadge(snapshot.status), h("span", { class: "note" }, parts.join(" · ")));
 }
 

@@ -34,10 +34,10 @@ function figures(plan) {
 
 export function drawPlan(plan) {
   return [figures(plan),
-    card("Who serves what", { note: "Left: what is asked. Right: machines, with the layers that each holds. Wider flows carry more." }, planPicture(plan), table(instanceColumns, group(plan.instances ?? []), { caption: "Instances of the plan" })),
+    card("Who serves what", { note: "Left: what is asked. Right: instances, with the layers that each machine holds; machines with the same layers share the requests. Wider flows carry more." }, planPicture(plan), table(instanceColumns, group(plan.instances ?? []), { caption: "Instances of the plan" })),
     card("Services", {}, serviceTable(plan)),
-    card("What binds", { note: "What keeps the plan from being cheaper, and what one more would be worth." },
-      plan.binds === null ? loading("Being found out…") : plan.binds?.length ? h("ul", { class: "bullets" }, plan.binds.map((one) => h("li", {}, one.what, one.price ? h("span", { class: "note" }, ` (${one.price})`) : null))) : h("p", { class: "note" }, "Nothing is scarce: demand and promises alone decide."))];
+    card("What limits it", { note: "What keeps the plan from being cheaper, and what one more machine would be worth." },
+      plan.binds === null ? loading("Looking for what limits the plan…") : plan.binds?.length ? h("ul", { class: "bullets" }, plan.binds.map((one) => h("li", {}, one.what, one.price ? h("span", { class: "note" }, ` (${one.price})`) : null))) : h("p", { class: "note" }, "No machine and no budget limits it: demand and promises alone decide."))];
 }
 
 function changeLines(next) {
@@ -61,9 +61,9 @@ export function drawNext(next, ctx, fleet, again) {
   const words = { waiting: "waits for approval here", asked: "asked in the controller's terminal", applying: "being applied", refused: "refused" };
   return h("div", { class: "stack" },
     h("div", { class: "row" }, badge(words[next.state] ?? next.state, next.state === "refused" ? "bad" : next.state === "applying" ? "info" : "warn"), h("span", { class: "note" }, ago(next.at_s))),
-    h("div", { class: "figures" }, figure("Cost now", perHour(next.usd_before)), figure("Cost then", perHour(next.usd_after), { tone: next.usd_after <= next.usd_before ? "good" : "warn", note: `${next.usd_after >= next.usd_before ? "+" : ""}${usd(next.usd_after - next.usd_before)} an hour` }), figure("Dips on the way", next.dips?.length ? String(next.dips.length) : "none", { tone: next.dips?.length ? "warn" : "good" })),
+    h("div", { class: "figures" }, figure("Cost now", perHour(next.usd_before)), figure("Cost then", perHour(next.usd_after), { tone: next.usd_after <= next.usd_before ? "good" : "warn", note: `${next.usd_after >= next.usd_before ? "+" : ""}${usd(next.usd_after - next.usd_before)} an hour` }), figure("Short of capacity", next.dips?.length ? String(next.dips.length) : "none", { tone: next.dips?.length ? "warn" : "good" })),
     changeLines(next),
-    [["Dips", next.dips], ["Why", next.reasons], ["Waits for", next.waits]].map(([name, rows]) => (rows?.length ? h("div", {}, h("h3", {}, name), h("ul", { class: "bullets" }, rows.map((text) => h("li", {}, text)))) : null)),
+    [["Short of capacity while it changes", next.dips], ["Why", next.reasons], ["Waits for", next.waits]].map(([name, rows]) => (rows?.length ? h("div", {}, h("h3", {}, name), h("ul", { class: "bullets" }, rows.map((text) => h("li", {}, text)))) : null)),
     next.state === "waiting" ? (ctx.can("operator") ? h("div", { class: "row" }, button("Apply this change", () => decide(true), { kind: "primary", symbol: "check" }), button("Refuse", () => decide(false), { kind: "danger" })) : h("p", { class: "note" }, "An operator can apply or refuse it here.")) : null);
 }
 

@@ -60,7 +60,7 @@ function buildDials(dials, onturn) {
     node: h("div", { class: "stack" },
       services.map((each) => h("fieldset", { class: "dials" }, h("legend", {}, `${each.one.name} (${each.one.model})`), each.demand, h("div", { class: "promise" }, each.ttft, each.tpot, each.target))),
       h("details", { class: "dials", open: true }, h("summary", {}, "Prices and machines"), h("div", { class: "stack" }, gpus.map((each) => h("div", { class: "pair" }, each.price, each.available)))),
-      h("fieldset", { class: "dials" }, h("legend", {}, "Budget"), budget, h("p", { class: "note" }, "Where it does not buy all, the plan serves the largest common share of what is asked."))),
+      h("fieldset", { class: "dials" }, h("legend", {}, "Budget"), budget, h("p", { class: "note" }, "If it does not pay for everything, the plan serves the same share of every service’s demand, as large as possible."))),
     reset: () => all.forEach((one) => one.reset()),
     read() {
       const asked = { demand: {}, promises: {}, prices: {}, available: {} };
@@ -92,7 +92,7 @@ export function side(name, which, other) {
     h("div", { class: "figures" },
       figure("Cost", perHour(which.usd_per_hour), { note: !other ? null : Math.abs(dearer) < 0.005 ? "the same" : `${dearer > 0 ? "+" : ""}${usd(dearer)} an hour`, tone: !other ? null : dearer > 0.005 ? "warn" : "good" }),
       figure("Served", percent(which.served), { tone: which.served >= 0.9995 ? "good" : "bad", note: "of demand" }),
-      figure("Instances", number((which.plan.instances ?? []).length))),
+      figure("Instances", number((which.plan.instances ?? []).length), { note: which.plan.proof?.gap ? `${which.plan.proof.gap} from the bound` : null })),
     table([
       { name: "Service", key: "name" },
       { name: "Asked", right: true, value: (one) => rate(one.requests_per_s) },
@@ -112,13 +112,15 @@ export function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-function drawResult(found, fleet) {
+function drawResult(found, fleet, planExactly) {
   const diff = found.diff ?? {};
   const name = `${fleet.replace(/[^A-Za-z0-9_-]+/g, "-").replace(/-ya?ml$/, "")}-whatif.yaml`;
-  return [h("p", { class: "verdict", role: "status" }, sentence(found.verdict), h("span", { class: "note" }, ` Planned and simulated in ${seconds(found.seconds)}.`)),
-    h("div", { class: "sides" }, side("Now", found.now, null), side("Then", found.then, found.now)),
-    card("What changes", {}, diff.text?.length ? h("ul", { class: "bullets" }, diff.text.map((text) => h("li", {}, text))) : h("p", { class: "note" }, "Nothing: the plan of now is still the best.")),
-    card("Take it along", { note: "A fleet file with these changes: plan it, review it, bring it up.", actions: [button("Download", () => download(name, found.fleet_file), { symbol: "download" }), copyButton(found.fleet_file)] }, h("pre", { class: "file", tabindex: "0" }, h("code", {}, found.fleet_file)))];
+  return [h("p", { class: "verdict", role: "status" }, sentence(found.verdict), h("span", { class: "note" }, ` ${found.exact ? "Planned exactly" : "Planned quickly"} and simulated in ${seconds(found.seconds)}.`)),
+    found.exact || !planExactly ? null : h("div", { class: "row" }, button("Plan exactly", planExactly, { symbol: "check", id: "plan-exactly" }), h("span", { class: "note" }, "Searches for the best plan and proves how good it is; takes up to some minutes.")),
+    (found.notes ?? []).map((text) => h("p", { class: "note" }, sentence(text))),
+    h("div", { class: "sides" }, side("Now", found.now, null), side("With these changes", found.then, found.now)),
+    card("What changes", {}, diff.text?.length ? h("ul", { class: "bullets" }, diff.text.map((text) => h("li", {}, text))) : h("p", { class: "note" }, "Nothing: today’s plan is still the best.")),
+    card("Fleet file", { note: "The fleet file with these changes: plan it, review it, bring it up.", actions: [button("Download", () => download(name, found.fleet_file), { symbol: "download" }), copyButton(found.fleet_file)] }, h("pre", { class: "file", tabindex: "0" }, h("code", {}, found.fleet_file)))];
 }
 
 export const page = {
@@ -132,33 +134,33 @@ export const page = {
     function show(fleet) {
       history.replaceState(null, "", `/whatif?fleet=${encodeURIComponent(fleet)}`);
       const dialsPlace = h("div"), result = h("div", { class: "stack", id: "result" });
-      set(place, h("p", { class: "lead" }, "Turn something and see what the cheapest plan would be then, beside the one of now. Nothing is changed."),
-        h("div", { class: "whatif" }, h("div", { class: "stack" }, card("Turn", { actions: [] }, fleetChoice(fleets, fleet, show), dialsPlace)), result));
+      set(place, h("p", { class: "lead" }, "Change demand, promises, prices or machines and see the cheapest plan for them beside today’s. Nothing is applied."),
+        h("div", { class: "whatif" }, h("div", { class: "stack" }, card("Change", { actions: [] }, fleetChoice(fleets, fleet, show), dialsPlace)), result));
       load(dialsPlace, () => ctx.api.get(`/api/planner/fleets/${encodeURIComponent(fleet)}/dials`), (dials) => {
         const state = h("span", { class: "note", role: "status" });
         const go = button("Plan", () => run(), { kind: "primary", symbol: "play", id: "plan-now" });
-        const made = buildDials(dials, () => { clearTimeout(waiting); waiting = setTimeout(run, WAIT_MS); });
-        async function run() {
+        const made = buildDials(dials, () => { clearTimeout(waiting); waiting = setTimeout(() => run(), WAIT_MS); });
+        async function run(exact = false) {
           clearTimeout(waiting);
           running?.abort();
           const mine = (running = new AbortController());
           const bar = h("progress", { max: 1, "aria-label": "Planning" });
           const words = h("p", {}, "Planning…");
-          if (!result.querySelector(".verdict")) set(result, h("div", { class: "state" }, bar, words));
+          if (exact || !result.querySelector(".verdict")) set(result, h("div", { class: "state" }, bar, words));
           result.setAttribute("aria-busy", "true");
           set(state, "Planning…");
           try {
-            const found = await ctx.api.job("/api/planner/whatif", { fleet, ...made.read() }, { signal: mine.signal, onProgress: (told) => {
+            const found = await ctx.api.job("/api/planner/whatif", { fleet, ...made.read(), ...(exact ? { exact } : {}) }, { signal: mine.signal, onProgress: (told) => {
               if (told.share !== undefined && told.share !== null) bar.value = told.share;
               set(words, told.text ?? "Planning…");
               set(state, told.text ?? "Planning…");
             } });
             if (running !== mine) return;
-            set(result, drawResult(found, fleet));
-            set(state, isChanged(made.read()) ? "" : "Nothing is turned yet.");
+            set(result, drawResult(found, fleet, ctx.can("member") ? () => run(true) : null));
+            set(state, isChanged(made.read()) ? "" : "Nothing is changed yet.");
           } catch (error) {
             if (error.name === "AbortError" || running !== mine) return;
-            set(result, card("No plan", {}, failed(error, run)));
+            set(result, card("No plan", {}, failed(error, () => run(exact))));
             set(state, "");
           } finally {
             if (running === mine) result.removeAttribute("aria-busy");
@@ -166,7 +168,7 @@ export const page = {
         }
         if (ctx.can("member")) run();
         else set(result, card("Result", {}, empty("Viewers look only", "Planning takes the computer some seconds: ask for a key of role member.")));
-        return h("div", { class: "stack" }, made.node, h("div", { class: "row" }, go, button("Back to now", () => { made.reset(); run(); }), state));
+        return h("div", { class: "stack" }, made.node, h("div", { class: "row" }, go, button("Reset", () => { made.reset(); run(); }), state));
       });
     }
 
@@ -174,7 +176,7 @@ export const page = {
     const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/planner/fleets"), (told) => {
       fleets = told.fleets;
       const fleet = firstFleet(fleets, ctx.params);
-      if (!fleet) return empty("No fleet to play with", "Give the dashboard a fleet file:", snippet("atoll dashboard --fleet fleet.yaml"));
+      if (!fleet) return empty("No fleet to plan", "Give the dashboard a fleet file:", snippet("atoll dashboard --fleet fleet.yaml"));
       queueMicrotask(() => show(fleet));
       return loading();
     }));

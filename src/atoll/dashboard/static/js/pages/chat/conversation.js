@@ -6,11 +6,11 @@ const LEFT_OUT = { image: "[a picture that this model does not take]", audio: "[
 
 /** An answer that nothing has come of yet. Times are performance.now(), ms. */
 export function newAnswer(model) {
-  return { model, state: "waiting", text: "", think: "", path: [], speech: [], pieces: 0, begun: null, first: null, last: null, usage: null, finish: null, error: null };
+  return { model, state: "waiting", text: "", think: "", path: [], speech: [], calls: [], pieces: 0, begun: null, first: null, last: null, usage: null, finish: null, error: null };
 }
 
 /** Whether a turn is part of what the model is told of. */
-const counts = (turn) => Boolean(turn.answer.text);
+const counts = (turn) => Boolean(turn.answer.text || turn.answer.calls.length);
 
 function content({ text, attached }, takes) {
   if (!attached.length) return text;
@@ -18,18 +18,23 @@ function content({ text, attached }, takes) {
   return text ? [{ type: "text", text }, ...parts] : parts;
 }
 
-/** The body of the request for the last of `turns`. settings: {system, temperature, maxTokens, speak}; model: as /models has it. */
+/** The body of the request for the last of `turns`. settings: {system, temperature, maxTokens, speak, tools}; model: as /models has it. */
 export function requestBody(turns, settings, model) {
   const messages = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   turns.forEach((turn, at) => {
     const asked = at === turns.length - 1;
     if (!asked && !counts(turn)) return;
-    messages.push({ role: "user", content: content(turn.user, model.takes) });
-    if (!asked) messages.push({ role: "assistant", content: turn.answer.text });
+    if (turn.user.results) messages.push(...turn.user.results.map((one) => ({ role: "tool", tool_call_id: one.id, content: one.text })));
+    else messages.push({ role: "user", content: content(turn.user, model.takes) });
+    if (asked) return;
+    // Calls that nobody answered are left out: models refuse them without results.
+    const calls = turns[at + 1].user.results ? turn.answer.calls : [];
+    messages.push({ role: "assistant", content: turn.answer.text || (calls.length ? null : "(it called tools)"), ...(calls.length ? { tool_calls: calls.map((one) => ({ id: one.id, type: "function", function: { name: one.name, arguments: one.arguments } })) } : {}) });
   });
   const body = { model: model.name, messages, stream: true, stream_options: { include_usage: true } };
   if (settings.temperature !== null) body.temperature = settings.temperature;
   if (settings.maxTokens !== null) body.max_tokens = settings.maxTokens;
+  if (settings.tools?.length) body.tools = settings.tools;
   if (settings.speak && model.makes.includes("audio")) {
     body.modalities = ["text", "audio"];
     body.audio = { format: "pcm16", ...(settings.voice ? { voice: settings.voice } : {}) };
@@ -83,12 +88,42 @@ function notePiece(answer, told, api) {
   if (typeof text === "string") answer.text += text;
   if (typeof think === "string") answer.think += think;
   if (typeof delta.audio?.data === "string") answer.speech.push(delta.audio.data);
-  if (!text && !think && !delta.audio?.data) return;
+  for (const call of delta.tool_calls ?? []) noteCall(answer, call);
+  if (!text && !think && !delta.audio?.data && !delta.tool_calls?.length) return;
   answer.state = "writing";
   answer.pieces += 1;
   answer.last = performance.now();
   answer.first ??= answer.last;
 }
+
+/** A piece of a call of a tool: name and arguments come bit by bit. */
+function noteCall(answer, told) {
+  const at = Number.isInteger(told.index) ? told.index : answer.calls.length;
+  if (at > 64) return;
+  const call = (answer.calls[at] ??= { id: "", name: "", arguments: "" });
+  if (typeof told.id === "string" && told.id) call.id = told.id;
+  if (typeof told.function?.name === "string") call.name += told.function.name;
+  if (typeof told.function?.arguments === "string") call.arguments += told.function.arguments;
+  call.id ||= `call_${at}`;
+}
+
+/** Tools in the words of OpenAI's API, from the text of a field; throws with what is wrong. */
+export function readTools(text) {
+  if (!text.trim()) return null;
+  let told;
+  try {
+    told = JSON.parse(text);
+  } catch {
+    throw new Error("This is no JSON");
+  }
+  const tools = Array.isArray(told) ? told : [told];
+  for (const tool of tools) {
+    if (tool?.type !== "function" || typeof tool.function?.name !== "string") throw new Error('Each tool is {"type": "function", "function": {"name": …, "parameters": …}}');
+  }
+  return tools;
+}
+
+export const EXAMPLE_TOOLS = JSON.stringify([{ type: "function", function: { name: "get_weather", description: "The weather of a place now", parameters: { type: "object", properties: { place: { type: "string" } }, required: ["place"] } } }], null, 2);
 
 /** Figures of an answer: seconds to the first token, tokens a second, tokens of prompt and answer; null where not known. */
 export function figures(answer) {

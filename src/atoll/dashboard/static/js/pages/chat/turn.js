@@ -38,7 +38,7 @@ export class TurnView {
     this.#doing = doing;
     const p = (this.#parts = {
       asked: h("div", { class: "asked" }), askedFoot: h("div", { class: "turn-foot" }),
-      thinkText: h("div", { class: "think-text" }), text: h("div", { class: "markdown" }), speech: h("div", { class: "speech" }), wait: h("p", { class: "waiting" }),
+      thinkText: h("div", { class: "think-text" }), text: h("div", { class: "markdown" }), speech: h("div", { class: "speech" }), calls: h("div", { class: "calls" }), wait: h("p", { class: "waiting" }),
       error: h("div"), path: h("div", { class: "told" }), numbers: h("div", { class: "told" }), foot: h("div", { class: "turn-foot" }),
     });
     p.think = h("details", { class: "think" }, h("summary", {}, "Thoughts"), p.thinkText);
@@ -46,13 +46,14 @@ export class TurnView {
     this.node = h("li", { class: "turn" },
       h("article", { class: "bubble user", "aria-label": "You" }, p.asked, p.askedFoot),
       h("article", { class: "bubble answer", "aria-label": `Answer of ${turn.answer.model}` },
-        h("div", { class: "speaker", title: turn.answer.model }, turn.answer.model), p.think, p.text, p.wait, p.speech, p.error, h("div", { class: "tellings" }, p.path, p.numbers), p.foot));
+        h("div", { class: "speaker", title: turn.answer.model }, turn.answer.model), p.think, p.text, p.calls, p.wait, p.speech, p.error, h("div", { class: "tellings" }, p.path, p.numbers), p.foot));
     this.#drawAsked();
     this.paint(true);
   }
 
   #drawAsked() {
     const { user } = this.#turn;
+    if (user.results) return set(this.#parts.asked, user.results.map((one) => h("div", { class: "asked-text" }, h("div", { class: "note" }, `Result of ${one.name}`), h("code", {}, one.text))));
     set(this.#parts.asked, user.text ? h("div", { class: "asked-text", dir: "auto" }, user.text) : null,
       user.attached.length ? h("ul", { class: "attachments" }, user.attached.map((one) => show(one, this.#urls))) : null);
   }
@@ -66,7 +67,10 @@ export class TurnView {
     if (seen.text !== answer.text) this.#growing.update((seen.text = answer.text));
     p.think.hidden = !answer.think;
     if (seen.think !== answer.think) set(p.thinkText, (seen.think = answer.think));
-    const waits = running && !answer.text;
+    const calls = JSON.stringify([answer.calls, running, last && !this.#doing.busy()]);
+    if (seen.calls !== calls) this.#drawCalls(answer, !running && last && !this.#doing.busy());
+    seen.calls = calls;
+    const waits = running && !answer.text && !answer.calls.length;
     p.wait.hidden = !waits;
     if (waits && seen.wait !== answer.think.length > 0) set(p.wait, h("span", { class: "spinner", "aria-hidden": "true" }), (seen.wait = answer.think.length > 0) ? "Thinking…" : "Waiting for the first token…");
     if (seen.path !== answer.path.length) set(p.path, (seen.path = answer.path.length) ? drawPath(answer.path) : null);
@@ -78,7 +82,7 @@ export class TurnView {
     if (!running && !seen.ended) this.#end(answer);
     this.#drawError(answer, last);
     const free = last && !this.#doing.busy();
-    set(p.askedFoot, free && !this.#editing ? button("Edit and resend", () => this.edit(), { kind: "small quiet" }) : null);
+    set(p.askedFoot, free && !this.#editing && !this.#turn.user.results ? button("Edit and resend", () => this.edit(), { kind: "small quiet" }) : null);
     set(p.foot, running ? null : [answer.text ? copyButton(() => answer.text, "Copy answer") : null, free && answer.state !== "failed" ? button("Answer again", () => this.#doing.again(), { kind: "small", symbol: "refresh" }) : null]);
   }
 
@@ -88,7 +92,15 @@ export class TurnView {
     if (file) set(this.#parts.speech, h("audio", { controls: true, src: blobUrl(file, this.#urls), "aria-label": "The answer as speech" }));
     const why = answer.state === "stopped" ? "Stopped." : ENDS[answer.finish];
     if (why) this.#parts.text.after(h("p", { class: "note ended" }, why));
-    else if (answer.state === "done" && !answer.text && !file) this.#parts.text.after(h("p", { class: "note ended" }, "The model ended without saying anything."));
+    else if (answer.state === "done" && !answer.text && !answer.calls.length && !file) this.#parts.text.after(h("p", { class: "note ended" }, "The model ended without saying anything."));
+  }
+
+  /** Calls of tools; `open`: what they return may be told now. */
+  #drawCalls(answer, open) {
+    if (!answer.calls.length) return set(this.#parts.calls);
+    const boxes = answer.calls.map((call) => h("textarea", { rows: 2, "aria-label": `Result of ${call.name}`, placeholder: "what the tool returns, as text or JSON" }));
+    const list = answer.calls.map((call, at) => h("div", { class: "call" }, h("div", {}, icon("play"), h("b", {}, call.name || "…")), h("pre", { tabindex: "0", "aria-label": `Arguments of ${call.name}` }, h("code", {}, call.arguments)), open && this.#doing.results ? boxes[at] : null));
+    set(this.#parts.calls, list, open && this.#doing.results ? button("Send results", () => this.#doing.results(this.#turn, answer.calls.map((call, at) => ({ id: call.id, name: call.name, text: boxes[at].value || "null" }))), { kind: "small primary", symbol: "send" }) : null);
   }
 
   #drawError(answer, last) {

@@ -72,7 +72,7 @@ export class MachineLine {
       this.#cells[name].classList.toggle("none", !this.#cells[name].hasChildNodes());
     };
     const { name, role, provider, verified, gpus, cpus, services, load, usd_per_hour, state } = machine;
-    cell("name", [name, role], () => [h("bdi", { title: name }, name), role === "node" ? null : badge(role)]);
+    cell("name", [name, role, Boolean(this.#doing.isInstance?.(machine))], () => [h("bdi", { title: name }, name), role === "node" ? null : badge(this.#doing.isInstance?.(machine) ? "instance" : role)]);
     cell("trust", [provider, verified], () => trust(machine));
     cell("place", [machine.region, machine.site], () => [machine.region, machine.site].filter(Boolean).map((name, at) => h("bdi", { class: ["cut", at && "note"], title: name }, name)));
     cell("hardware", [gpus, cpus, machine.memory_bytes], () => hardware(machine));
@@ -94,7 +94,7 @@ export class MachineLine {
     set(this.#body,
       machine.reason ? h("p", { class: "reason" }, h("strong", {}, machine.state === "up" ? "Note: " : "Why: "), machine.reason) : null,
       facts([
-        ["Name", h("bdi", {}, machine.name)], ["Kind", machine.planned || machine.holds ? "process behind a backend" : ROLES[machine.role] ?? machine.role],
+        ["Name", h("bdi", {}, machine.name)], ["Kind", this.#doing.isInstance?.(machine) ? "instance of several machines" : machine.planned || machine.holds ? "process behind a backend" : ROLES[machine.role] ?? machine.role],
         ["Provider", machine.provider ? [h("bdi", {}, machine.provider), machine.verified ? ", verified by its certificate" : ", not verified: it only says so"] : null],
         ["Region / site", placeWords(machine) ? h("bdi", {}, placeWords(machine)) : null],
         ["GPUs", (machine.gpus ?? []).map(gpuMemory).join("; ")],

@@ -2,8 +2,9 @@
 
 import { h, s } from "../../lib/dom.js";
 import { count, percent } from "../../lib/format.js";
+import { columnsOf } from "../../lib/planpicture.js";
 
-const TALL = 92, NARROWEST = 118, GAP = 34; // px
+const TALL = 92, NARROWEST = 118, GAP = 34, BESIDE = 8; // px
 export const TONES = { up: "good", starting: "info", draining: "warn", drained: "warn", ejected: "bad", down: "bad" };
 
 let measure = null;
@@ -37,13 +38,14 @@ export function loadWords(load) {
 }
 
 /** Lay out boxes: beside each other where they fit into `width`, else below each other. */
-function layOut(stages, total, width) {
-  const n = stages.length;
-  const shares = stages.map((stage) => Math.max(0, stage.layers[1] - stage.layers[0]) / (total || 1));
+function layOut(columns, total, width) {
+  const n = columns.length;
+  const shares = columns.map(([stage]) => Math.max(0, stage.layers[1] - stage.layers[0]) / (total || 1));
+  const most = Math.max(1, ...columns.map((column) => column.length));
   if (n * NARROWEST + (n - 1) * GAP > width) {
     let y = 1;
-    const boxes = shares.map((share) => {
-      const tall = Math.max(TALL, Math.min(150, share * n * TALL));
+    const boxes = columns.map((column) => {
+      const tall = column.length * (TALL + BESIDE) - BESIDE;
       const box = { x: 1, y, w: width - 2, h: tall };
       y += tall + GAP;
       return box;
@@ -67,15 +69,15 @@ function layOut(stages, total, width) {
   }
   let x = 1;
   const boxes = wide.map((w) => {
-    const box = { x, y: 1, w, h: TALL };
+    const box = { x, y: 1, w, h: most * (TALL + BESIDE) - BESIDE };
     x += w + GAP;
     return box;
   });
-  return { boxes, height: TALL + 2, down: false };
+  return { boxes, height: most * (TALL + BESIDE) - BESIDE + 2, down: false };
 }
 
 function arrow(from, down) {
-  const d = down ? `M${from.w / 2} ${from.y + from.h + 5}v${GAP - 12}m-5 -6l5 6l5 -6` : `M${from.x + from.w + 5} ${TALL / 2}h${GAP - 12}m-6 -5l6 5l-6 5`;
+  const d = down ? `M${from.w / 2} ${from.y + from.h + 5}v${GAP - 12}m-5 -6l5 6l5 -6` : `M${from.x + from.w + 5} ${from.y + from.h / 2}h${GAP - 12}m-6 -5l6 5l-6 5`;
   return s("path", { class: "pipe-arrow", d });
 }
 
@@ -103,9 +105,15 @@ function box(stage, machine, place, total, open) {
 export function drawPipeline(pipeline, machines, width, open) {
   const stages = (pipeline.stages ?? []).filter((stage) => stage.layers);
   const total = pipeline.layers ?? Math.max(0, ...stages.map((stage) => stage.layers[1]));
-  const { boxes, height, down } = layOut(stages, total, width);
+  const columns = columnsOf(stages);
+  const { boxes, height, down } = layOut(columns, total, width);
+  // Machines with the same layers stand one below the other: they share the requests.
+  const within = (place, column, at) => {
+    const h = (place.h - (column.length - 1) * BESIDE) / column.length;
+    return { ...place, y: place.y + at * (h + BESIDE), h };
+  };
   return h("div", { class: "pipe" },
     h("h3", { class: "pipe-title" }, h("bdi", { class: "cut", title: pipeline.model }, pipeline.model), h("span", { class: "note" }, pipeline.instance ? ["as ", h("bdi", {}, pipeline.instance), " · "] : null, `${count(total)} layers on ${stages.length === 1 ? "1 machine" : `${stages.length} machines`}`)),
     s("svg", { class: "pipe-picture", width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${pipeline.model}${pipeline.instance ? ` as ${pipeline.instance}` : ""}: machines in the order of their layers` },
-      stages.map((stage, at) => [at ? arrow(boxes[at - 1], down) : null, box(stage, machines.get(stage.machine), boxes[at], total, () => open(stage.machine))])));
+      columns.map((column, at) => [at ? arrow(boxes[at - 1], down) : null, column.map((stage, beside) => box(stage, machines.get(stage.machine), within(boxes[at], column, beside), total, () => open(stage.machine)))])));
 }
