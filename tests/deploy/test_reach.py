@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from atoll.deploy.commands import reach as ways
 from atoll.deploy.commands.reach import reach, way_beside
 
 
@@ -35,7 +34,7 @@ async def test_the_other_way_is_taken_where_tcp_leads_nowhere_and_remembered(
         assert at == port
         return await direct("127.0.0.1", at)
 
-    monkeypatch.setattr(ways.asyncio, "open_connection", tcp)
+    monkeypatch.setattr(asyncio, "open_connection", tcp)
     dial = reach(other)
     for host in ("127.0.0.1", "10.255.0.1", "10.255.0.1"):
         reader, writer = await dial(host, port)
@@ -43,7 +42,7 @@ async def test_the_other_way_is_taken_where_tcp_leads_nowhere_and_remembered(
         assert await reader.readline() == f"{host}\n".encode()
         writer.close()
     assert tried == [("127.0.0.1", port), ("10.255.0.1", port)]
-    assert reach(None) is ways.asyncio.open_connection
+    assert reach(None) is asyncio.open_connection
     server.close()
 
 
