@@ -32,6 +32,10 @@ LLAMACPP = "xllamacpp>=0.2"
 SGLANG = "sglang"
 SGLANG_PARSER = ("sglang==0.5.23", "orjson", "triton", "IPython", "traitlets")
 """What reads SGLang's commands without its kernels, beside what vLLM's environment has."""
+OMNI = ("vllm-omni==0.30.0",)
+"""vLLM-Omni's sources; to be imported it wants the vLLM of its own version."""
+_PARSERS = {"sglang": SGLANG_PARSER, "vllm-omni": OMNI}
+"""Packages whose parsers can be asked in vLLM's environment."""
 # Built for another torch, or for one with CUDA; vLLM imports them if they are there, and dies of it.
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 _READY = "ready.json"
@@ -79,22 +83,20 @@ def find_parser(name: str, *, build: bool) -> RealEngine:
 
     Raises UnavailableError.
     """
-    if name != "sglang":
+    packages = _PARSERS.get(name)
+    if packages is None:
         return find_engine(name, build=build)
     vllm = find_engine("vllm", build=build)
-    folder = (
-        engines_folder() / f"{SGLANG_PARSER[0].replace('==', '-')}-parser-py{_python_version()}"
-    )
+    folder = engines_folder() / f"{packages[0].replace('==', '-')}-parser-py{_python_version()}"
     if not (folder / _READY).is_file():
         _refuse_unless(build, folder)
         _say(f"building {folder}")
         _pip(
             Path(vllm.python),
-            *("install", "--no-compile", "--no-deps", "--only-binary", ":all:"),
-            *("--target", str(folder), *SGLANG_PARSER),
+            *("install", "--no-compile", "--no-deps", "--target", str(folder), *packages),
         )
         (folder / _READY).write_text("{}")
-    version = SGLANG_PARSER[0].partition("==")[2]
+    version = packages[0].partition("==")[2]
     return RealEngine(name, version, vllm.python, {"PYTHONPATH": str(folder)})
 
 
@@ -242,6 +244,8 @@ def main() -> int:
             _say(f"{name} cannot run: {error}")
             if name == "sglang":
                 _build_parser(name, build=not options.no_build)
+        if name == "vllm":
+            _build_parser("vllm-omni", build=not options.no_build)
     return 0
 
 

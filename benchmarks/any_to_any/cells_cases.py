@@ -37,10 +37,20 @@ class Checked:
     error: float
 
 
-def make_case(seed: int, *, max_candidates: int = MAX_CANDIDATES) -> GraphProgram:
-    """Return the small program of a seed: among draws the first that can be tried out."""
+def make_case(
+    seed: int, *, max_candidates: int = MAX_CANDIDATES, shared: bool = False
+) -> GraphProgram:
+    """Return the small program of a seed: among draws the first that can be tried out.
+
+    With `shared` it has two services or more, and some of its executors work for several of them.
+    """
     for draw in range(1000):
-        program = _draw(random.Random(1_000 * seed + draw))
+        rng = random.Random(1_000 * seed + draw)
+        program = _draw(rng)
+        if shared:
+            program = _share(rng, program)
+            if not any(executor.guests for executor in program.executors):
+                continue
         if 1 < cells_brute.count_candidates(program) <= max_candidates:
             return program
     raise RuntimeError(f"seed {seed}: no small program in 1000 draws")
@@ -139,13 +149,43 @@ def _draw_executors(
         size = sum(int(name.rsplit(":", 1)[1]) * n for name, n in uses)
         speed = rng.uniform(0.5, 1.5) * size**0.9
         seconds = {
-            (klass.name, part): round(rng.uniform(0.1, 0.8) / speed, 4)
+            (*klass.key, part): round(rng.uniform(0.1, 0.8) / speed, 4)
             for klass in classes
             for part in group
         }
         latency = {key: round(rng.choice((0.2, 0.4, 0.6, 0.8, 1.0)), 2) for key in seconds}
         executors.append(ExecutorType(service, group, uses, seconds, latency, label=str(k)))
     return executors
+
+
+def _share(rng: random.Random, program: GraphProgram) -> GraphProgram:
+    """Let executors take requests of other services, too, for the parts that have one name there."""
+
+    def share(executor: ExecutorType) -> ExecutorType:
+        keys = [
+            (*klass.key, part)
+            for klass in program.classes
+            if klass.service != executor.service
+            for part in dict.fromkeys(part for route in klass.routes for part in route)
+            if part in executor.parts
+        ]
+        if not keys or rng.random() < 0.3:
+            return executor
+        own = list(executor.seconds.values())
+        return replace(
+            executor,
+            seconds={
+                **executor.seconds,
+                **{key: round(rng.choice(own) * rng.uniform(0.7, 1.3), 4) for key in keys},
+            },
+            latency_s={
+                **executor.latency_s,
+                **{key: round(rng.choice((0.2, 0.4, 0.6, 0.8, 1.0)), 2) for key in keys},
+            },
+            guests=tuple(sorted({service for service, _, _ in keys})),
+        )
+
+    return replace(program, executors=tuple(share(one) for one in program.executors))
 
 
 def _add_standing(rng: random.Random, program: GraphProgram) -> GraphProgram:
@@ -193,9 +233,9 @@ def _differ(value: float, other: float) -> float:
     return abs(value - other) / max(1.0, abs(other))
 
 
-def check_exact(count: int, seed: int = 0) -> tuple[int, int, float]:
+def check_exact(count: int, seed: int = 0, *, shared: bool = False) -> tuple[int, int, float]:
     """Return how many random cases were checked, how many are equal, and the worst relative error."""
-    errors = [check_case(make_case(seed + i)).error for i in range(count)]
+    errors = [check_case(make_case(seed + i, shared=shared)).error for i in range(count)]
     return count, sum(error <= _SAME for error in errors), max(errors, default=0.0)
 
 
@@ -235,7 +275,7 @@ def make_large(seed: int, goal: Literal["cost", "most"], *, options: int = 25) -
                         continue
                     company = 1.0 + 0.08 * (len(group) - 1) / size
                     seconds = {
-                        (c, p): base[c, p]
+                        (service, c, p): base[c, p]
                         / (fit[p, gpu] * speed * size ** scaling[p])
                         * (company if p in ("llm", "speech") else 1.0)
                         for c, way in _WAYS.items()

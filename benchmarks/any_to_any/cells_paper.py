@@ -286,9 +286,9 @@ def deployed(program: GraphProgram, deployment: Deployment) -> float:
             for part in executor.parts:
                 if part not in needed:
                     continue
-                if (demand.name, part) not in executor.seconds:
+                if (*demand.key, part) not in executor.seconds:
                     return 0.0
-                spent += demand.rate_per_s * executor.seconds[demand.name, part]
+                spent += demand.rate_per_s * executor.seconds[*demand.key, part]
         if spent > 0.0:
             rates.append(count / spent)
     return min(rates, default=0.0)
@@ -321,11 +321,11 @@ def one_at_a_time(
     def slowed(executor: ExecutorType) -> ExecutorType:
         single = known[key_of(executor)]
         seconds = {
-            (klass, label): sum(
-                (single.latency_s if part in parts else single.seconds)[klass, part]
+            (service, klass, label): sum(
+                (single.latency_s if part in parts else single.seconds)[service, klass, part]
                 for part in plain_parts(label)
             )
-            for klass, label in executor.seconds
+            for service, klass, label in executor.seconds
         }
         return replace(executor, seconds=seconds)
 

@@ -45,7 +45,7 @@ from benchmarks.any_to_any.task_clients import AskError, HeardReply, ask, chat_o
 from benchmarks.report import ROOT, Figure, finish, options
 
 if TYPE_CHECKING:
-    from atoll.sim.tasks.task_fleet import PartModel, TaskFleet
+    from atoll.sim.tasks.task_fleet import BatchPart, PartModel, TaskFleet
 
 RESULTS = ROOT / "benchmarks" / "results"
 SERVICE, TEXT, PICTURE = "look", "text", "image+text"
@@ -289,13 +289,16 @@ async def _measure_chat(
         return times
 
     async def measure(klass: str, batch: int) -> BatchTime:
-        # The batch gathers while another answer is made, as it would under load.
-        running = asyncio.Event()
-        before = asyncio.create_task(answer(inputs(TEXT, 6), running))
+        # The batch gathers while another answer is made, as it would under load; to read vectors takes time.
+        running, tokens = asyncio.Event(), 6 if klass == TEXT else 6 + 6 * batch
+        before = asyncio.create_task(answer(inputs(TEXT, tokens), running))
         await running.wait()
         answers = asyncio.gather(*(answer(inputs(klass, shape.answer)) for _ in range(batch)))
         begun_s = (await before)[-1]
         times = await answers
+        firsts = [each[0] for each in times]
+        if max(firsts) - min(firsts) > 0.5 * (times[0][-1] - times[0][0]):
+            print(f"{batch} of {klass} were no one batch", flush=True)
         first_s = max(each[0] for each in times) - begun_s
         return BatchTime("llm", klass, batch, first_s, max(each[-1] for each in times) - begun_s)
 
@@ -600,7 +603,7 @@ def _fleet(way: str, times: Sequence[BatchTime]) -> tuple[TaskFleet, float]:
     return TaskFleet(executors, classes, paths), decode_s
 
 
-def _part(times: Sequence[BatchTime], part: str, most: int) -> PartModel:
+def _part(times: Sequence[BatchTime], part: str, most: int) -> BatchPart:
     """Return a part whose batches take a fixed time and one for each item, fitted to those measured."""
     from atoll.sim.tasks.task_fleet import BatchPart
 

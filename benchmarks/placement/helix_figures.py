@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from atoll.plan.files.helix import helix_problem, read_solution
 from atoll.plan.problem import Router
@@ -265,11 +264,9 @@ def _run(data: Path, case: Case, method: str, *, arriving: bool) -> Ran:
         make = flow_plan if policy is None else even_plan
         plan = make(problem, instance, placement)
         if arriving:
-            rate, router = part.arrives, "plain" if policy is None else "atoll"
+            router: Router = "plain" if policy is None else "atoll"
             found.append(
-                online(
-                    data, problem, plan, case.model, rate, policy or "iwrr", cast(Router, router)
-                )
+                online(data, problem, plan, case.model, part.arrives, policy or "iwrr", router)
             )
         elif policy is None:
             found.append(offline(data, problem, plan, case.model))
@@ -315,10 +312,11 @@ def _case(case: Case, data: Path, values: dict[str, float], *, quick: bool) -> l
 
 
 def _latencies(case: Case, ran: Mapping[str, Ran]) -> list[Figure]:
-    """Median latencies online beside those that Helix's simulator says."""
+    """Median latencies online beside those that Helix's simulator says, which pools what parts answer."""
     return [
         figure
         for method, one in ran.items()
+        if len(case.methods[method]) == 1
         for what in ("prompt_s", "decode_s")
         for figure in _beside(
             f"{case.name}_{method}_online_{what}",

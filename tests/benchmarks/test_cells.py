@@ -49,7 +49,7 @@ def program(*executors: ExecutorType, gpus: int = 4) -> GraphProgram:
 
 def executor(parts: str, gpus: int, **seconds: float) -> ExecutorType:
     """An executor that takes so long for each part, and twice as long alone."""
-    known = {("x", part): value for part, value in seconds.items()}
+    known = {("s", "x", part): value for part, value in seconds.items()}
     alone = {key: 2.0 * value for key, value in known.items()}
     kinds = ((f"P:{gpus}", 1),)
     return ExecutorType("s", tuple(parts.split("+")), kinds, known, alone, label=parts)
@@ -128,15 +128,15 @@ def test_one_request_at_a_time_takes_as_long_as_alone() -> None:
     asked = program(executor("a+b", 1, a=0.5, b=0.5), gpus=1)
     slowed = cells_paper.one_at_a_time(asked, asked, ("b",))
     (only,) = slowed.executors
-    assert only.seconds == {("x", "a"): 0.5, ("x", "b"): 1.0}
+    assert only.seconds == {("s", "x", "a"): 0.5, ("s", "x", "b"): 1.0}
     most = cells_paper.carry_most(slowed)
     assert most is not None
     assert most.per_s == pytest.approx(1.0 / 1.5)
     whole = replace(
-        asked.executors[0], parts=("a,b@a+b",), seconds={("x", "a,b@a+b"): 1.0}, latency_s={}
+        asked.executors[0], parts=("a,b@a+b",), seconds={("s", "x", "a,b@a+b"): 1.0}, latency_s={}
     )
     joined = cells_paper.one_at_a_time(replace(asked, executors=(whole,)), asked, ("a", "b"))
-    assert joined.executors[0].seconds == {("x", "a,b@a+b"): 2.0}
+    assert joined.executors[0].seconds == {("s", "x", "a,b@a+b"): 2.0}
 
 
 def test_no_fixed_deployment_beats_the_exact_plan(catalog: Catalog) -> None:

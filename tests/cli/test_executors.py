@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from atoll import Fleet
+from atoll.catalog.catalog import Catalog
 from atoll.cli import main as cli
+from atoll.cli.plan_commands import write_commands
 from atoll.deploy.commands.executor_node import ExecutorOffer
 from atoll.plan.files.read import read_plan
 from atoll.runtime.graph_server.graph_config import GraphServerConfig
@@ -191,6 +193,9 @@ def test_executors_that_nothing_runs_have_no_line_to_paste(capsys: Captured) -> 
     assert "nothing here runs the parts of qwen2.5-vl-7b (look)" in told.err
     assert "named by --parts" in told.err
     assert told.out == ""
+    assert cli.run(["plan", "plan.json", "--commands", "--executors", "vllm-omni"]) == 8
+    assert "vLLM-Omni has no stages of qwen2.5-vl-7b" in capsys.readouterr().err
+    assert "vllm-omni" in refused(capsys, "plan", "plan.json", "--commands", "--executors", "vllm")
 
 
 def test_how_far_classes_move_is_a_share_and_needs_classes(capsys: Captured) -> None:
@@ -220,3 +225,21 @@ def test_templates_are_of_the_llm_alone(capsys: Captured) -> None:
     out = run(capsys, "templates", "qwen2.5-vl-7b", "--nodes", "L40S:1", "--max-nodes", "1")
     assert out.startswith("qwen2.5-vl-7b (its llm alone): ")
     assert "has no llm" in refused(capsys, "templates", "qwen-image")
+
+
+def test_one_server_of_vllm_omni_is_all_executors_of_a_service(capsys: Captured) -> None:
+    plan(capsys, "fleet.yaml", "-o", "plan.json")
+    made = read_plan(Path("plan.json"))
+    role = "look/vision+llm+talker+vocoder/serve"
+    whole = made.instances[0].model_copy(update={"id": "look-whole", "role": role})
+    models = {"look": "qwen2.5-omni-7b"}
+    made = made.model_copy(update={"models": models, "instances": (whole,), "paths": ()})
+    (found,) = write_commands(made, Catalog.default(), executors="vllm-omni")
+    assert (found.instance, found.refusal) == ("look", None)
+    (line,) = found.lines
+    assert line.startswith("CUDA_VISIBLE_DEVICES=0 vllm serve ")
+    assert " --omni --host 127.0.0.1 --port 8001 --served-model-name look " in line
+    stages = json.loads(shlex.split(line)[-1])
+    assert [stage["devices"] for stage in stages.values()] == ["0", "0", "0"]
+    shares = [stage["gpu_memory_utilization"] for stage in stages.values()]
+    assert 0.89 < sum(shares) <= 0.9

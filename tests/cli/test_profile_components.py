@@ -80,7 +80,11 @@ def test_executors_become_seconds_and_rates(
     printed = json.loads(capsys.readouterr().out)
     assert printed["alpha"]["both"] == pytest.approx(4 / 3)
     assert len(printed["seconds"]) == 6
-    rates = {"vision": {"L4": {"request": "4/s"}}, "llm": {"L4": {"request": "4/s"}}}
+    rates = {
+        "vision": {"L4": {"request": "4/s"}},
+        "llm": {"L4": {"request": "4/s"}},
+        "vision+llm": {"L4": {"request": "2/s"}},
+    }
     assert printed["rates"] == rates
     assert json.loads(out.read_text()) == {"services": {"see": {"rates": rates}}}
 

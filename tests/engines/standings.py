@@ -35,6 +35,8 @@ from atoll.deploy.target_table import TARGETS, TargetSettings
 from atoll.engines.engine import Engine, Standing
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.table import list_planned
+from atoll.engines.vllm_omni import ENGINE as OMNI
+from atoll.engines.vllm_omni import STAGES
 from atoll.plan.engine_layout import engine_layout, handover_of, list_limits
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node
 from atoll.runtime.task_fleet.parts import ServedParts
@@ -49,6 +51,7 @@ COMMANDS = "commands"
 COLUMNS = (COMMANDS, *TARGETS)
 DENSE = "llama-3.1-8b"
 LAYERS = 32
+OMNI_PARSED = "tests/engines/test_own_parsers.py::test_vllm_omni_reads_the_stages_of_its_command"
 EXECUTORS_TESTED = (
     "tests/e2e/test_operating_executors.py::test_executors_are_started_replaced_added_and_ended"
 )
@@ -455,6 +458,16 @@ def _draw_any_to_any() -> Iterator[str]:
     for column in COLUMNS:
         cell = _judge_executor(column, catalog)
         yield f"| {column} | {cell.word} | {cell.why} |"
+    yield ""
+    yield f"{OMNI.title} (`atoll plan --commands --executors {OMNI.name}`) is all executors of a service by"
+    yield "one server of one machine: GPUs, copies and memory are the plan's. It has these stages, and plans"
+    yield "whose executors cut a stage, or phases of an llm, are refused. Its own reader of stages takes"
+    yield f"them (`{OMNI_PARSED}`); it was not run."
+    yield ""
+    yield "| Model | Stages |"
+    yield "| --- | --- |"
+    for name, stages in STAGES.items():
+        yield f"| {name} | {', '.join('+'.join(sorted(stage.parts)) for stage in stages)} |"
 
 
 def _judge_executor(column: str, catalog: Catalog) -> Cell:
@@ -500,7 +513,7 @@ def _order_executor() -> StartOrder:
         fleet="lab", instance=one.id, plan="p", placement="l", service="look", role=one.role
     )
     settings = CommandSettings(fabric="fabric.token", executors="executors.token")
-    command = executor_command(one, parts, settings, labels=labels)
+    command = executor_command(one, {one.service: parts}, settings, labels=labels)
     # Secrets are read by some targets as they write: there are none here.
     return StartOrder(one, labels, (replace(command, secrets=()),))
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +19,10 @@ from atoll.engines.limits import EngineLaunch, Scheduling
 from atoll.engines.llamacpp import ENGINE as LLAMACPP
 from atoll.engines.sglang import ENGINE as SGLANG
 from atoll.engines.vllm import ENGINE as VLLM
+from atoll.engines.vllm_omni import ENGINE as OMNI
+from atoll.engines.vllm_omni import OmniExecutor
 from tools.own_parsers import HANDOVERS, ReadCommand, read_commands
-from tools.real_engines import UnavailableError
+from tools.real_engines import UnavailableError, find_parser
 
 LAYOUTS = (
     EngineLayout("one", 1, 1, 1, (30,)),
@@ -95,3 +101,37 @@ def test_its_own_parser_reads_what_a_plan_says(engine: Engine) -> None:
         pytest.skip(f"{engine.title} is not here to ask: {error}")
     assert read == expected
     assert "--no-such-option" in refused.refusal
+
+
+def test_vllm_omni_reads_the_stages_of_its_command() -> None:
+    """Its own reader of stages takes them, and settings of a stage have all names; nothing is imported."""
+    try:
+        real = find_parser("vllm-omni", build=False)
+    except UnavailableError as error:
+        pytest.skip(f"vLLM-Omni is not here to ask: {error}")
+    package = Path(real.environment["PYTHONPATH"], "vllm_omni")
+    weights = {"vision": 0.02, "audio": 0.02, "llm": 0.19, "talker": 0.03, "vocoder": 0.01}
+    executors = [
+        OmniExecutor("think", ("vision", "audio", "llm"), "m", (0, 1), 2, 0.9, weights),
+        OmniExecutor("sound", ("talker", "vocoder"), "m", (2,), 1, 0.9, weights),
+    ]
+    made = OMNI.deploy("qwen2.5-omni-7b", executors)
+    words = OMNI.serve(made, ServedModel("o/m", ("a",)), ServerHost("8000", "python3")).arguments
+    cli = (package / "entrypoints/cli/serve.py").read_text("utf-8")
+    assert all(f'"{flag}"' in cli for flag in ("--omni", "--stage-overrides"))
+    tree = ast.parse((package / "entrypoints/utils.py").read_text("utf-8"))
+    names: dict[str, Any] = {"json": json, "Any": Any}
+    (reader,) = (each for each in tree.body if getattr(each, "name", "") == "parse_stage_overrides")
+    exec(compile(ast.Module([reader], []), "utils.py", "exec"), names)
+    read = names["parse_stage_overrides"]
+    assert read(words[words.index("--stage-overrides") + 1]) == made.stages
+    with pytest.raises(ValueError, match="stage ids"):
+        read('{"one": {}}')
+    tree = ast.parse((package / "config/stage_config.py").read_text("utf-8"))
+    (settings,) = (each for each in tree.body if getattr(each, "name", "") == "StageDeployConfig")
+    assert isinstance(settings, ast.ClassDef)
+    known = {ast.unparse(each.target) for each in settings.body if isinstance(each, ast.AnnAssign)}
+    assert all(stage.keys() <= known for stage in made.stages.values())
+    pipeline = (package / "model_executor/models/qwen2_5_omni/pipeline.py").read_text("utf-8")
+    whole = pipeline.partition("QWEN2_5_OMNI_THINKER_ONLY_PIPELINE")[0]
+    assert whole.count("StagePipelineConfig(") == len(made.stages)

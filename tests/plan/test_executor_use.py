@@ -25,16 +25,16 @@ def test_the_plan_by_hand_holds() -> None:
 
 
 def test_busy_shares_are_those_of_the_validator() -> None:
-    works: dict[str, ExecutorWork] = {}
+    works: dict[tuple[str, str], ExecutorWork] = {}
     for one in MADE.instances:
         work = node_work(ASKED, CATALOG, ASKED.service(one.service), one)
         assert work is not None
-        works[one.id] = work
+        works[one.id, one.service] = work
     busy, passing = executor_loads(MADE, ASKED, works)
     for use in use_of(MADE).executors:
-        assert use.busy == pytest.approx(busy[use.id])
-        assert sum(use.busy_by_part.values()) == pytest.approx(busy[use.id])
-        assert use.requests_per_s == pytest.approx(passing[use.id])
+        assert use.busy == pytest.approx(busy[use.id, use.service])
+        assert sum(use.busy_by_part.values()) == pytest.approx(busy[use.id, use.service])
+        assert use.requests_per_s == pytest.approx(passing[use.id, use.service])
 
 
 def test_bytes_between_machines_are_those_of_the_validator() -> None:

@@ -62,7 +62,7 @@ def test_the_plan_is_the_best_of_those_simulated() -> None:
 
 def test_the_worse_of_two_routers_counts_unless_one_is_named() -> None:
     asked = problem()
-    made = solve("chain", asked, CATALOG, FlowEffort(work=0.1))
+    made = solve("swarm", asked, CATALOG, FlowEffort(work=0.1))
     alone = {
         router: Simulated(
             asked.replace(settings={**dict(asked.settings), "router": router}), CATALOG

@@ -9,7 +9,7 @@ import pytest
 from atoll.cli.main import run
 from atoll.plan.files.fleet_file import load_fleet
 from atoll.prove import warm as warming
-from atoll.sim.tasks.from_plan import simulate_service
+from atoll.sim.tasks.from_plan import simulate_services
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.search.flow_search import search
 from atoll.solve.place.sustained.sustained import best_flows, evaluator, site_of
@@ -41,7 +41,9 @@ def place(cluster: str) -> None:
 def see() -> None:
     """Simulate an any-to-any service."""
     problem = graph_fleet({"see": seeing(rate="1/s")})
-    found = simulate_service(solve(problem), problem, problem.catalog(), "see", requests=20, seed=1)
+    found = simulate_services(
+        solve(problem), problem, problem.catalog(), ["see"], requests=20, seed=1
+    )
     assert found.executors
 
 

@@ -82,13 +82,7 @@ def _units(program: GraphProgram) -> list[tuple[int, str]]:
         if _most(program, e, region) > 0
     ]
     able = [
-        {
-            (executor.service, name, part)
-            for e, where in units
-            if where == region
-            for executor in [program.executors[e]]
-            for name, part in executor.seconds
-        }
+        {key for e, where in units if where == region for key in program.executors[e].seconds}
         for region in regions
     ]
     visited = {
@@ -103,10 +97,7 @@ def _units(program: GraphProgram) -> list[tuple[int, str]]:
     return [
         (e, region)
         for e, region in units
-        if any(
-            (program.executors[e].service, name, part, region) in visited
-            for name, part in program.executors[e].seconds
-        )
+        if any((*key, region) in visited for key in program.executors[e].seconds)
     ]
 
 
@@ -279,16 +270,14 @@ def _paths_of(
         [
             j
             for j, (e, where) in enumerate(units)
-            if where == region
-            and program.executors[e].service == klass.service
-            and (klass.name, part) in program.executors[e].seconds
+            if where == region and (*klass.key, part) in program.executors[e].seconds
         ]
         for part in route
     ]
     for chosen in itertools.product(*able):
         at = dict(zip(route, chosen, strict=True))
         late = {
-            part: program.executors[units[j][0]].latency_s.get((klass.name, part), 0.0)
+            part: program.executors[units[j][0]].latency_s.get((*klass.key, part), 0.0)
             for part, j in at.items()
         }
         if any(
@@ -299,7 +288,7 @@ def _paths_of(
             continue
         takes: dict[int, float] = {}
         for part, j in at.items():
-            seconds = program.executors[units[j][0]].seconds[klass.name, part]
+            seconds = program.executors[units[j][0]].seconds[*klass.key, part]
             takes[j] = takes.get(j, 0.0) + seconds
         yield t, takes
 
@@ -405,12 +394,7 @@ def _box_share(
     for t, klass in enumerate(program.classes):
         for route in klass.routes:
             able = [
-                [
-                    (b, e)
-                    for b, e in places
-                    if program.executors[e].service == klass.service
-                    and (klass.name, part) in program.executors[e].seconds
-                ]
+                [(b, e) for b, e in places if (*klass.key, part) in program.executors[e].seconds]
                 for part in route
             ]
             for chosen in itertools.product(*able):
@@ -454,7 +438,7 @@ def _box_path(
     for chain in klass.chains:
         if chain.first in at and chain.second in at:
             late = sum(
-                program.executors[at[part][1]].latency_s.get((klass.name, part), 0.0)
+                program.executors[at[part][1]].latency_s.get((*klass.key, part), 0.0)
                 for part in (chain.first, chain.second)
             )
             if late > chain.budget_s + 1e-9:
@@ -462,7 +446,7 @@ def _box_path(
     takes: dict[int, float] = {}
     for part, (b, e) in at.items():
         row = rows["work", b, e]
-        takes[row] = takes.get(row, 0.0) + program.executors[e].seconds[klass.name, part]
+        takes[row] = takes.get(row, 0.0) + program.executors[e].seconds[*klass.key, part]
     for (part, after), size in klass.bytes_between.items():
         if part in at and after in at and at[part][0] != at[after][0]:
             for side, (b, _) in (("out", at[part]), ("in", at[after])):

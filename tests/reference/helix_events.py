@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -31,8 +30,6 @@ from atoll.routing import decisions
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-_Event = tuple[float, int, int, int]
-_Soon = tuple[int, int, int]
 
 IWRR, OURS = 0, 1
 FEW = 0.05
@@ -47,10 +44,6 @@ _STARTING = 20
 _NEW, _SEND, _SENT, _ARRIVED, _BEGIN, _RAN, _END = range(7)
 """What happens: a pass begins, a vertex sends, a link is free, a message is there, a node begins a batch, has
 run it, the sink collects."""
-_NUMBER, _STAMP, _FED, _PROMPTS, _DECODES, _TURNED, _WAITED, _OVERFLOWS, _ENDED = range(9)
-"""Counts of `State.count`."""
-_ARRIVED_QUEUE, _WAITING_QUEUE = range(2)
-"""Queues of `State.hall_first`: at the sink, and of those that found no way."""
 _MOST_HOPS = 128
 
 
@@ -111,81 +104,7 @@ class Run:
     ended: int
 
 
-_OURS = OURS
 _round_robin = njit(cache=True)(decisions.round_robin)
-
-
-class _Fixed(NamedTuple):
-    """What does not change in a run: `Placed` with links by vertex, and the work."""
-
-    router: int
-    online: bool
-    layers: int
-    source: int
-    sink: int
-    start: Ints
-    end: Ints
-    kv_entries: Floats
-    prompt_requests: Ints
-    prompt_tokens: Ints
-    decode_requests: Ints
-    decode_context: Ints
-    prompt_s: Floats
-    decode_s: Floats
-    gather_s: float
-    first: Ints
-    head: Ints
-    latency_s: Floats
-    speed: Floats
-    per_token: Floats
-    flow: Floats
-    weight: Floats
-    order: Ints
-    sweep: Ints
-    arrival_s: Floats
-    prompt: Ints
-    answer: Ints
-    mark: float
-    expected: float
-    begin_s: float
-    from_s: float
-    until_s: float
-
-
-class _State(NamedTuple):
-    """What changes. A request stands in one queue at a time; `after` is who comes next in it."""
-
-    count: Ints
-    # Requests: the links of their way and how many, how far along, tokens done, when this pass began.
-    way: Ints
-    hops: Ints
-    at: Ints
-    done: Ints
-    began_s: Floats
-    after: Ints
-    stamp: Ints
-    # Links: who waits for each, who is sent.
-    queue_first: Ints
-    queue_last: Ints
-    sending: Ints
-    # Nodes: who waits before each layer (from `base` on), the batch, the layer, tokens not yet copied, cache.
-    base: Ints
-    slot_first: Ints
-    slot_last: Ints
-    batch: Ints
-    layer: Ints
-    uncopied: Ints
-    used: Floats
-    booked: Floats
-    # The routers.
-    charge: Floats
-    credit: Floats
-    full: Flags
-    closed: Flags
-    hall_first: Ints
-    hall_last: Ints
-    told_prompt_s: Floats
-    told_decode_s: Floats
 
 
 def run(
@@ -214,155 +133,45 @@ def run(
     )
     outer = (tail == nodes) | (head == nodes + 1)
     few = 0.0 if router == OURS else FEW
+    # From the sink back: the source has done no layers.
+    sweep = np.argsort(-np.concatenate([placed.end, [0, placed.layers + 1]]), kind="stable")
     mark, ratio = (0.9, 0.6) if online else (0.85, 1.0)
-    fixed = _Fixed(
-        router=router,
-        online=online,
-        layers=placed.layers,
-        source=nodes,
-        sink=nodes + 1,
-        start=placed.start,
-        end=placed.end,
-        kv_entries=placed.kv_entries,
-        prompt_requests=placed.prompt_requests,
-        prompt_tokens=placed.prompt_tokens,
-        decode_requests=placed.decode_requests,
-        decode_context=placed.decode_context,
-        prompt_s=placed.prompt_s,
-        decode_s=placed.decode_s,
-        gather_s=placed.activation_bytes * GATHER_S,
-        first=first,
-        head=head,
-        latency_s=placed.latency_s[by_tail],
-        speed=np.floor(np.minimum(placed.bytes_per_s[by_tail], share * placed.nic_bytes_per_s)),
-        per_token=np.where(outer, 0.0, placed.activation_bytes) + placed.token_bytes,
-        flow=flow,
-        weight=np.where(flow < few * out[tail], 0.0, flow),
-        order=placed.order[by_tail],
-        # From the sink back: the source has done no layers.
-        sweep=np.argsort(-np.concatenate([placed.end, [0, placed.layers + 1]]), kind="stable"),
-        arrival_s=work.arrival_s + begin_s,
-        prompt=work.prompt,
-        answer=work.answer,
-        mark=mark,
-        expected=MEAN_ANSWER * ratio,
-        begin_s=begin_s,
-        from_s=begin_s + from_s,
-        until_s=begin_s + until_s,
+    counts, prompt_s, decode_s = _simulate(
+        router,
+        online,
+        placed.layers,
+        placed.start,
+        placed.end,
+        placed.kv_entries,
+        placed.prompt_requests,
+        placed.prompt_tokens,
+        placed.decode_requests,
+        placed.decode_context,
+        placed.prompt_s,
+        placed.decode_s,
+        placed.activation_bytes * GATHER_S,
+        first,
+        head,
+        placed.latency_s[by_tail],
+        np.floor(np.minimum(placed.bytes_per_s[by_tail], share * placed.nic_bytes_per_s)),
+        np.where(outer, 0.0, placed.activation_bytes) + placed.token_bytes,
+        flow,
+        np.where(flow < few * out[tail], 0.0, flow),
+        placed.order[by_tail],
+        sweep,
+        work.arrival_s + begin_s,
+        work.prompt,
+        work.answer,
+        mark,
+        MEAN_ANSWER * ratio,
+        begin_s,
+        begin_s + from_s,
+        begin_s + until_s,
     )
-    state = _blank(fixed)
-    _simulate(fixed, state)
-    count = state.count
+    turned, waited, overflows, ended = (int(count) for count in counts)
     return Run(
-        int(count[_DECODES]) / (until_s - from_s),
-        state.told_prompt_s[: count[_PROMPTS]],
-        state.told_decode_s[: count[_DECODES]],
-        turned_away=int(count[_TURNED]),
-        waited=int(count[_WAITED]),
-        overflows=int(count[_OVERFLOWS]),
-        ended=int(count[_ENDED]),
+        len(decode_s) / (until_s - from_s), prompt_s, decode_s, turned, waited, overflows, ended
     )
-
-
-def _blank(fixed: _Fixed) -> _State:
-    total, links, nodes = len(fixed.prompt), len(fixed.head), len(fixed.start)
-    held = fixed.end - fixed.start
-    base = np.concatenate([[0], np.cumsum(held)]).astype(np.int64)
-
-    def none(count: int) -> Ints:
-        return np.full(count, -1, np.int64)
-
-    def zero(count: int) -> Ints:
-        return np.zeros(count, np.int64)
-
-    return _State(
-        count=zero(9),
-        way=np.full((total, _MOST_HOPS), -1, np.int64),
-        hops=zero(total),
-        at=zero(total),
-        done=zero(total),
-        began_s=np.full(total, -1.0),
-        after=none(total),
-        stamp=zero(total),
-        queue_first=none(links),
-        queue_last=none(links),
-        sending=none(links),
-        base=base,
-        slot_first=none(int(base[-1])),
-        slot_last=none(int(base[-1])),
-        batch=none(nodes),
-        layer=zero(nodes),
-        uncopied=zero(nodes),
-        used=np.zeros(nodes),
-        booked=np.zeros(nodes),
-        charge=np.zeros(links),
-        credit=np.zeros(links),
-        full=np.zeros(nodes + 2, np.bool_),
-        closed=np.zeros(nodes + 2, np.bool_),
-        hall_first=none(2),
-        hall_last=none(2),
-        told_prompt_s=np.empty(total),
-        told_decode_s=np.empty(int(fixed.answer.sum())),
-    )
-
-
-# What follows is compiled. `later` is a heap of (seconds, number, what, which), `soon` what is due at once.
-
-
-@njit(cache=True)
-def _simulate(f: _Fixed, s: _State) -> None:
-    later = [(f.begin_s, 0, _NEW, 0)]
-    later.pop()
-    soon = [(0, 0, 0)]
-    soon.pop()
-    total = len(f.prompt)
-    while s.count[_FED] < total and (f.online or s.count[_FED] < _STARTING):
-        fed = s.count[_FED]
-        due = f.arrival_s[fed] if f.online else f.begin_s + fed * _FEED_DELAY_S
-        s.count[_FED] += 1
-        _push(s, later, due, _NEW, fed)
-    now, read = f.begin_s, 0
-    while read < len(soon) or len(later) > 0:
-        # Of what happens at one instant that goes first which was set off first.
-        is_soon = read < len(soon) and (
-            len(later) == 0 or later[0][0] > now or later[0][1] > soon[read][0]
-        )
-        if is_soon:
-            _, what, which = soon[read]
-            read += 1
-            if read == len(soon):
-                soon.clear()
-                read = 0
-        else:
-            now, _, what, which = heapq.heappop(later)
-            if now >= f.until_s:
-                return
-        if what == _NEW:
-            _begin_pass(f, s, soon, which, now)
-        elif what == _SEND:
-            _send(f, s, later, which, now)
-        elif what == _SENT:
-            _free_link(f, s, later, soon, which, now)
-        elif what == _ARRIVED:
-            _receive(f, s, soon, which)
-        elif what == _BEGIN:
-            _begin_batch(f, s, later, which, now)
-        elif what == _RAN:
-            _end_batch(f, s, soon, which)
-        else:
-            _collect(f, s, later, soon, now)
-
-
-@njit(cache=True)
-def _push(s: _State, later: list[_Event], time_s: float, what: int, which: int) -> None:
-    heapq.heappush(later, (time_s, s.count[_NUMBER], what, which))
-    s.count[_NUMBER] += 1
-
-
-@njit(cache=True)
-def _push_soon(s: _State, soon: list[_Soon], what: int, which: int) -> None:
-    soon.append((s.count[_NUMBER], what, which))
-    s.count[_NUMBER] += 1
 
 
 @njit(cache=True)
@@ -376,283 +185,350 @@ def _append(first: Ints, last: Ints, after: Ints, queue: int, q: int) -> None:
 
 
 @njit(cache=True)
-def _size(f: _Fixed, s: _State, q: int) -> int:
-    """Tokens of a request's pass."""
-    return f.prompt[q] if s.done[q] == 0 else 1
+def _next_layer(slot_first: Ints, base: int, count: int, layer: int) -> int:
+    """The next layer before which any request waits, the same one where none does elsewhere."""
+    for step in range(1, count):
+        tried = (layer + step) % count
+        if slot_first[base + tried] >= 0:
+            return tried
+    return layer
 
 
 @njit(cache=True)
-def _begin_pass(f: _Fixed, s: _State, soon: list[_Soon], q: int, now: float) -> None:
-    if s.done[q] == 0:
-        if s.began_s[q] < 0.0:
-            s.began_s[q] = now
-        if not _find_way(f, s, q):
-            if f.online:
-                s.count[_WAITED] += 1
-                _append(s.hall_first, s.hall_last, s.after, _WAITING_QUEUE, q)
-            else:
-                s.count[_TURNED] += 1
-            return
-        _book(f, s, q, 1.0)
-    else:
-        s.began_s[q] = now
-        _charge(f, s, q, 1.0)
-    s.at[q] = 0
-    _queue_for_link(s, q)
-    _push_soon(s, soon, _SEND, f.source)
+def _fullest(layers: int, start: Ints, end: Ints, kv_entries: Floats, booked: Floats) -> float:
+    """The booked share of the KV cache of the layer with the largest one."""
+    room, free = np.zeros(layers), np.zeros(layers)
+    for i in range(len(start)):
+        held = end[i] - start[i]
+        for j in range(start[i], end[i]):
+            free[j] += (kv_entries[i] - booked[i]) / held
+            room[j] += kv_entries[i] / held
+    return float((1.0 - free / room).max())
 
 
 @njit(cache=True)
-def _queue_for_link(s: _State, q: int) -> None:
-    s.count[_STAMP] += 1
-    s.stamp[q] = s.count[_STAMP]
-    _append(s.queue_first, s.queue_last, s.after, s.way[q, s.at[q]], q)
+def _shut(first: Ints, head: Ints, weight: Floats, sweep: Ints, full: Flags, closed: Flags) -> bool:
+    """Close what is full and what leads to nothing else; say if any way is open."""
+    source, sink = len(closed) - 2, len(closed) - 1
+    for v in sweep:
+        closed[v] = v != sink
+        if v == sink or full[v]:
+            continue
+        for e in range(first[v], first[v + 1]):
+            if weight[e] > 0.0 and not closed[head[e]]:
+                closed[v] = False
+                break
+    return not closed[source]
 
 
 @njit(cache=True)
-def _find_way(f: _Fixed, s: _State, q: int) -> bool:
-    """Write the way of a request's first pass and charge it; say if there is one."""
-    need = int(f.prompt[q] + f.expected)
-    for i in range(len(f.start)):
-        room = f.kv_entries[i] - s.booked[i] - need * (f.end[i] - f.start[i])
-        s.full[i] = room < (1.0 - f.mark) * f.kv_entries[i] or f.prompt[q] > f.prompt_tokens[i]
-    if f.router == _OURS and not _shut(f, s):
-        return False
-    v, hops = f.source, 0
-    while v != f.sink:
-        if f.router == _OURS:
-            e = _round_robin(f.first, f.head, f.weight, f.order, s.credit, v, s.closed)
-        else:
-            e = _least_charged(f, s, v, f.prompt[q])
-        if e < 0:
-            return False
-        s.way[q, hops] = e
-        hops += 1
-        v = f.head[e]
-    s.hops[q] = hops
-    _charge(f, s, q, float(f.prompt[q]))
-    return True
-
-
-@njit(cache=True)
-def _least_charged(f: _Fixed, s: _State, v: int, size: int) -> int:
+def _least_charged(
+    first: Ints, head: Ints, weight: Floats, charge: Floats, full: Flags, v: int, size: float
+) -> int:
     best, least = -1, np.inf
-    for e in range(f.first[v], f.first[v + 1]):
-        if f.weight[e] > 0.0 and not s.full[f.head[e]]:
-            charge = s.charge[e] + size / f.flow[e]
-            if charge < least:
-                best, least = e, charge
+    for e in range(first[v], first[v + 1]):
+        if weight[e] > 0.0 and not full[head[e]]:
+            after = charge[e] + size / weight[e]
+            if after < least:
+                best, least = e, after
     return best
 
 
 @njit(cache=True)
-def _shut(f: _Fixed, s: _State) -> bool:
-    """Close what is full and what leads to nothing else; say if any way is open."""
-    for v in f.sweep:
-        s.closed[v] = v != f.sink
-        if v == f.sink or s.full[v]:
-            continue
-        for e in range(f.first[v], f.first[v + 1]):
-            if f.weight[e] > 0.0 and not s.closed[f.head[e]]:
-                s.closed[v] = False
+def _simulate(  # noqa: C901 - one loop over events; split up it would pass sixty arrays around
+    router: int,
+    online: bool,
+    layers: int,
+    start: Ints,
+    end: Ints,
+    kv_entries: Floats,
+    prompt_requests: Ints,
+    prompt_tokens: Ints,
+    decode_requests: Ints,
+    decode_context: Ints,
+    prompt_s: Floats,
+    decode_s: Floats,
+    gather_s: float,
+    first: Ints,
+    head: Ints,
+    latency_s: Floats,
+    speed: Floats,
+    per_token: Floats,
+    flow: Floats,
+    weight: Floats,
+    order: Ints,
+    sweep: Ints,
+    arrival_s: Floats,
+    prompt: Ints,
+    answer: Ints,
+    mark: float,
+    expected: float,
+    begin_s: float,
+    from_s: float,
+    until_s: float,
+) -> tuple[Ints, Floats, Floats]:
+    """Run to `until_s`; return (turned away, waited, overflows, ended) and the latencies told."""
+    nodes = len(start)
+    source, sink = nodes, nodes + 1
+    total, links = len(prompt), len(head)
+    counts = np.zeros(4, np.int64)
+    told_prompt_s = np.empty(total)
+    told_decode_s = np.empty(answer.sum())
+    prompts, decodes = 0, 0
+    # Requests: the links of their way and how many, how far along, tokens done, when this pass began. Each
+    # stands in one queue at a time; `after` is who comes next in it.
+    way = np.full((total, _MOST_HOPS), -1, np.int64)
+    hops = np.zeros(total, np.int64)
+    at = np.zeros(total, np.int64)
+    done = np.zeros(total, np.int64)
+    began_s = np.full(total, -1.0)
+    after = np.full(total, -1, np.int64)
+    stamp = np.zeros(total, np.int64)
+    stamps = 0
+    # Links: who waits for each, who is sent.
+    queue_first = np.full(links, -1, np.int64)
+    queue_last = np.full(links, -1, np.int64)
+    sending = np.full(links, -1, np.int64)
+    # Nodes: who waits before each layer, the batch, the layer, tokens not yet copied, the cache.
+    base = np.zeros(nodes + 1, np.int64)
+    base[1:] = np.cumsum(end - start)
+    slot_first = np.full(base[nodes], -1, np.int64)
+    slot_last = np.full(base[nodes], -1, np.int64)
+    batch = np.full(nodes, -1, np.int64)
+    layer = np.zeros(nodes, np.int64)
+    uncopied = np.zeros(nodes, np.int64)
+    used = np.zeros(nodes)
+    booked = np.zeros(nodes)
+    # The routers.
+    charge = np.zeros(links)
+    credit = np.zeros(links)
+    full = np.zeros(nodes + 2, np.bool_)
+    closed = np.zeros(nodes + 2, np.bool_)
+    # Queues of those that arrived at the sink (0) and of those that found no way (1).
+    hall_first = np.full(2, -1, np.int64)
+    hall_last = np.full(2, -1, np.int64)
+    # What is due later (seconds, number, what, which), and what is due now in the order it was set off.
+    later = [(begin_s, 0, _NEW, 0)]
+    soon = [(0, 0, 0)]
+    later.pop()
+    soon.pop()
+    read, number, fed = 0, 0, 0
+    while fed < total and (online or fed < _STARTING):
+        due = arrival_s[fed] if online else begin_s + fed * _FEED_DELAY_S
+        heapq.heappush(later, (due, number, _NEW, fed))
+        number += 1
+        fed += 1
+    now = begin_s
+    while read < len(soon) or len(later) > 0:
+        # Of what happens at one instant that goes first which was set off first.
+        if read < len(soon) and (
+            len(later) == 0 or later[0][0] > now or later[0][1] > soon[read][0]
+        ):
+            _, what, which = soon[read]
+            read += 1
+            if read == len(soon):
+                soon.clear()
+                read = 0
+        else:
+            time_s, _, what, which = heapq.heappop(later)
+            if time_s >= until_s:
                 break
-    return not s.closed[f.source]
-
-
-@njit(cache=True)
-def _charge(f: _Fixed, s: _State, q: int, tokens: float) -> None:
-    for h in range(s.hops[q]):
-        e = s.way[q, h]
-        s.charge[e] += tokens / f.flow[e]
-
-
-@njit(cache=True)
-def _book(f: _Fixed, s: _State, q: int, sign: float) -> None:
-    """Book the cache a request is expected to need on its way, or give it back with what it used."""
-    need = int(f.prompt[q] + f.expected)
-    reached = 0
-    for h in range(s.hops[q] - 1):
-        i = f.head[s.way[q, h]]
-        held = f.end[i] - max(f.start[i], reached)
-        s.booked[i] += sign * need * held
-        if sign < 0.0:
-            s.used[i] -= s.done[q] * held
-        reached = f.end[i]
-
-
-@njit(cache=True)
-def _send(f: _Fixed, s: _State, later: list[_Event], v: int, now: float) -> None:
-    """Send on every idle link out of a vertex, in the order of the requests that wait."""
-    while True:
-        best = -1
-        for e in range(f.first[v], f.first[v + 1]):
-            q = s.queue_first[e]
-            if s.sending[e] >= 0 or q < 0:
+            now = time_s
+        if what == _NEW:
+            q = which
+            if done[q] == 0:
+                if began_s[q] < 0.0:
+                    began_s[q] = now
+                need = int(prompt[q] + expected)
+                for i in range(nodes):
+                    room = kv_entries[i] - booked[i] - need * (end[i] - start[i])
+                    short = room < (1.0 - mark) * kv_entries[i]
+                    full[i] = short or prompt[q] > prompt_tokens[i]
+                found = router != OURS or _shut(first, head, weight, sweep, full, closed)
+                hops[q] = 0
+                v = source
+                while found and v != sink:
+                    if router == OURS:
+                        e = _round_robin(first, head, weight, order, credit, v, closed)
+                    else:
+                        e = _least_charged(first, head, weight, charge, full, v, prompt[q])
+                    if e < 0:
+                        found = False
+                    else:
+                        way[q, hops[q]] = e
+                        hops[q] += 1
+                        v = head[e]
+                if not found:
+                    if online:
+                        counts[1] += 1
+                        _append(hall_first, hall_last, after, 1, q)
+                    else:
+                        counts[0] += 1
+                    continue
+                reached = 0
+                for h in range(hops[q] - 1):
+                    i = head[way[q, h]]
+                    booked[i] += need * (end[i] - max(start[i], reached))
+                    reached = end[i]
+            else:
+                began_s[q] = now
+            size = prompt[q] if done[q] == 0 else 1
+            for h in range(hops[q]):
+                charge[way[q, h]] += size / flow[way[q, h]]
+            at[q] = 0
+            stamps += 1
+            stamp[q] = stamps
+            _append(queue_first, queue_last, after, way[q, 0], q)
+            soon.append((number, _SEND, source))
+            number += 1
+        elif what == _SEND:
+            # On every idle link, in the order of the requests that wait.
+            v = which
+            while True:
+                best = -1
+                for e in range(first[v], first[v + 1]):
+                    q = queue_first[e]
+                    if sending[e] >= 0 or q < 0:
+                        continue
+                    if best < 0 or stamp[q] < stamp[queue_first[best]]:
+                        best = e
+                if best < 0:
+                    break
+                q = queue_first[best]
+                queue_first[best] = after[q]
+                sending[best] = q
+                size = prompt[q] if done[q] == 0 else 1
+                taken_s = latency_s[best] + per_token[best] * size / speed[best]
+                due = now + taken_s - latency_s[best]
+                heapq.heappush(later, (due, number, _SENT, best))
+                number += 1
+        elif what == _SENT:
+            e = which
+            q = sending[e]
+            sending[e] = -1
+            v = source if at[q] == 0 else head[way[q, at[q] - 1]]
+            soon.append((number, _SEND, v))
+            heapq.heappush(later, (now + latency_s[e], number + 1, _ARRIVED, q))
+            number += 2
+        elif what == _ARRIVED:
+            q = which
+            v = head[way[q, at[q]]]
+            if v == sink:
+                _append(hall_first, hall_last, after, 0, q)
+                soon.append((number, _END, 0))
+            else:
+                reached = end[head[way[q, at[q] - 1]]] if at[q] > 0 else 0
+                _append(slot_first, slot_last, after, base[v] + reached - start[v], q)
+                uncopied[v] += prompt[q] if done[q] == 0 else 1
+                soon.append((number, _BEGIN, v))
+            number += 1
+        elif what == _BEGIN:
+            v = which
+            if batch[v] >= 0:
                 continue
-            if best < 0 or s.stamp[q] < s.stamp[s.queue_first[best]]:
-                best = e
-        if best < 0:
-            return
-        q = s.queue_first[best]
-        s.queue_first[best] = s.after[q]
-        s.sending[best] = q
-        taken_s = f.latency_s[best] + f.per_token[best] * _size(f, s, q) / f.speed[best]
-        _push(s, later, now + taken_s - f.latency_s[best], _SENT, best)
-
-
-@njit(cache=True)
-def _free_link(
-    f: _Fixed, s: _State, later: list[_Event], soon: list[_Soon], e: int, now: float
-) -> None:
-    q = s.sending[e]
-    s.sending[e] = -1
-    _push_soon(s, soon, _SEND, f.source if s.at[q] == 0 else f.head[s.way[q, s.at[q] - 1]])
-    _push(s, later, now + f.latency_s[e], _ARRIVED, q)
-
-
-@njit(cache=True)
-def _receive(f: _Fixed, s: _State, soon: list[_Soon], q: int) -> None:
-    v = f.head[s.way[q, s.at[q]]]
-    if v == f.sink:
-        _append(s.hall_first, s.hall_last, s.after, _ARRIVED_QUEUE, q)
-        _push_soon(s, soon, _END, 0)
-        return
-    reached = f.end[f.head[s.way[q, s.at[q] - 1]]] if s.at[q] > 0 else 0
-    slot = s.base[v] + reached - f.start[v]
-    _append(s.slot_first, s.slot_last, s.after, slot, q)
-    s.uncopied[v] += _size(f, s, q)
-    _push_soon(s, soon, _BEGIN, v)
-
-
-@njit(cache=True)
-def _next_layer(f: _Fixed, s: _State, v: int) -> int:
-    """The next layer before which any request waits, the same one where none does elsewhere."""
-    count = f.end[v] - f.start[v]
-    for step in range(1, count):
-        tried = (s.layer[v] + step) % count
-        if s.slot_first[s.base[v] + tried] >= 0:
-            return tried
-    return s.layer[v]
-
-
-@njit(cache=True)
-def _begin_batch(f: _Fixed, s: _State, later: list[_Event], v: int, now: float) -> None:
-    if s.batch[v] >= 0:
-        return
-    if s.slot_first[s.base[v] + s.layer[v]] < 0:
-        s.layer[v] = _next_layer(f, s, v)
-    if s.slot_first[s.base[v] + s.layer[v]] < 0:
-        return
-    prompt_tokens, sequences = _fill_batch(f, s, v)
-    taken_s = f.prompt_s[v, prompt_tokens] + f.decode_s[v, sequences]
-    if s.layer[v] == 0:
-        taken_s += s.uncopied[v] * f.gather_s
-        s.uncopied[v] = 0
-    _push(s, later, now + taken_s, _RAN, v)
-
-
-@njit(cache=True)
-def _fill_batch(f: _Fixed, s: _State, v: int) -> tuple[int, int]:
-    """Take what fits a batch, in order, out of the queue; return its prompt tokens and sequences."""
-    here = s.base[v] + s.layer[v]
-    requests, tokens, sequences, context = 0, 0, 0, 0
-    q = s.slot_first[here]
-    s.slot_first[here] = -1
-    last = -1
-    while q >= 0:
-        following, done = s.after[q], s.done[q]
-        if done == 0:
-            fits = requests < f.prompt_requests[v] and tokens + f.prompt[q] <= f.prompt_tokens[v]
+            if slot_first[base[v] + layer[v]] < 0:
+                layer[v] = _next_layer(slot_first, base[v], end[v] - start[v], layer[v])
+            here = base[v] + layer[v]
+            if slot_first[here] < 0:
+                continue
+            # What fits a batch, in order; what does not stays in the queue.
+            requests, tokens, sequences, context = 0, 0, 0, 0
+            q = slot_first[here]
+            slot_first[here] = -1
+            last = -1
+            while q >= 0:
+                following = after[q]
+                if done[q] == 0:
+                    fits = requests < prompt_requests[v] and tokens + prompt[q] <= prompt_tokens[v]
+                    if fits:
+                        requests += 1
+                        tokens += prompt[q]
+                else:
+                    fits = sequences < decode_requests[v] and context + done[q] <= decode_context[v]
+                    if fits:
+                        sequences += 1
+                        context += done[q]
+                if fits:
+                    if last < 0:
+                        batch[v] = q
+                    else:
+                        after[last] = q
+                    after[q] = -1
+                    last = q
+                else:
+                    _append(slot_first, slot_last, after, here, q)
+                q = following
+            taken_s = prompt_s[v, tokens] + decode_s[v, sequences]
+            if layer[v] == 0:
+                taken_s += uncopied[v] * gather_s
+                uncopied[v] = 0
+            heapq.heappush(later, (now + taken_s, number, _RAN, v))
+            number += 1
+        elif what == _RAN:
+            v = which
+            q = batch[v]
+            batch[v] = -1
+            is_last = layer[v] == end[v] - start[v] - 1
+            while q >= 0:
+                following = after[q]
+                used[v] += prompt[q] if done[q] == 0 else 1
+                if is_last:
+                    at[q] += 1
+                    stamps += 1
+                    stamp[q] = stamps
+                    _append(queue_first, queue_last, after, way[q, at[q]], q)
+                else:
+                    _append(slot_first, slot_last, after, base[v] + layer[v] + 1, q)
+                q = following
+            if used[v] > kv_entries[v]:
+                counts[2] += 1
+            layer[v] = _next_layer(slot_first, base[v], end[v] - start[v], layer[v])
+            if is_last:
+                soon.append((number, _SEND, v))
+                number += 1
+            soon.append((number, _BEGIN, v))
+            number += 1
         else:
-            fits = sequences < f.decode_requests[v] and context + done <= f.decode_context[v]
-        if not fits:
-            _append(s.slot_first, s.slot_last, s.after, here, q)
-            q = following
-            continue
-        if done == 0:
-            requests, tokens = requests + 1, tokens + f.prompt[q]
-        else:
-            sequences, context = sequences + 1, context + done
-        if last < 0:
-            s.batch[v] = q
-        else:
-            s.after[last] = q
-        s.after[q] = -1
-        last = q
-        q = following
-    return tokens, sequences
-
-
-@njit(cache=True)
-def _end_batch(f: _Fixed, s: _State, soon: list[_Soon], v: int) -> None:
-    q = s.batch[v]
-    s.batch[v] = -1
-    is_last = s.layer[v] == f.end[v] - f.start[v] - 1
-    while q >= 0:
-        following = s.after[q]
-        s.used[v] += _size(f, s, q)
-        if is_last:
-            s.at[q] += 1
-            _queue_for_link(s, q)
-        else:
-            _append(s.slot_first, s.slot_last, s.after, s.base[v] + s.layer[v] + 1, q)
-        q = following
-    if s.used[v] > f.kv_entries[v]:
-        s.count[_OVERFLOWS] += 1
-    s.layer[v] = _next_layer(f, s, v)
-    if is_last:
-        _push_soon(s, soon, _SEND, v)
-    _push_soon(s, soon, _BEGIN, v)
-
-
-@njit(cache=True)
-def _collect(f: _Fixed, s: _State, later: list[_Event], soon: list[_Soon], now: float) -> None:
-    q = s.hall_first[_ARRIVED_QUEUE]
-    s.hall_first[_ARRIVED_QUEUE] = -1
-    while q >= 0:
-        following = s.after[q]
-        is_prompt = s.done[q] == 0
-        s.done[q] += _size(f, s, q)
-        if now >= f.from_s:
-            _tell(s, is_prompt, now - s.began_s[q])
-        is_over = s.done[q] == f.prompt[q] + f.answer[q]
-        if is_over:
-            s.count[_ENDED] += 1
-            _book(f, s, q, -1.0)
-            # Those that found no way try again, in their order.
-            while s.hall_first[_WAITING_QUEUE] >= 0:
-                waiting = s.hall_first[_WAITING_QUEUE]
-                s.hall_first[_WAITING_QUEUE] = s.after[waiting]
-                _push_soon(s, soon, _NEW, waiting)
-        else:
-            _push_soon(s, soon, _NEW, q)
-        if is_prompt or is_over:
-            _feed(f, s, later, now)
-        q = following
-
-
-@njit(cache=True)
-def _tell(s: _State, is_prompt: bool, seconds: float) -> None:
-    if is_prompt:
-        s.told_prompt_s[s.count[_PROMPTS]] = seconds
-        s.count[_PROMPTS] += 1
-    else:
-        s.told_decode_s[s.count[_DECODES]] = seconds
-        s.count[_DECODES] += 1
-
-
-@njit(cache=True)
-def _feed(f: _Fixed, s: _State, later: list[_Event], now: float) -> None:
-    """Let the next request in, offline, unless the fullest layer's cache is booked."""
-    fed = s.count[_FED]
-    if f.online or fed == len(f.prompt):
-        return
-    room, free = np.zeros(f.layers), np.zeros(f.layers)
-    for i in range(len(f.start)):
-        held = f.end[i] - f.start[i]
-        for j in range(f.start[i], f.end[i]):
-            free[j] += (f.kv_entries[i] - s.booked[i]) / held
-            room[j] += f.kv_entries[i] / held
-    if (1.0 - free / room).max() <= _FEED_MARK:
-        s.count[_FED] += 1
-        _push(s, later, now + _FEED_DELAY_S, _NEW, fed)
+            q = hall_first[0]
+            hall_first[0] = -1
+            while q >= 0:
+                following = after[q]
+                is_prompt = done[q] == 0
+                done[q] += prompt[q] if is_prompt else 1
+                if now >= from_s:
+                    if is_prompt:
+                        told_prompt_s[prompts] = now - began_s[q]
+                        prompts += 1
+                    else:
+                        told_decode_s[decodes] = now - began_s[q]
+                        decodes += 1
+                is_over = done[q] == prompt[q] + answer[q]
+                if is_over:
+                    counts[3] += 1
+                    reached = 0
+                    need = int(prompt[q] + expected)
+                    for h in range(hops[q] - 1):
+                        i = head[way[q, h]]
+                        held = end[i] - max(start[i], reached)
+                        booked[i] -= need * held
+                        used[i] -= done[q] * held
+                        reached = end[i]
+                    # Those that found no way try again, in their order.
+                    while hall_first[1] >= 0:
+                        soon.append((number, _NEW, hall_first[1]))
+                        number += 1
+                        hall_first[1] = after[hall_first[1]]
+                else:
+                    soon.append((number, _NEW, q))
+                    number += 1
+                if (
+                    not online
+                    and (is_prompt or is_over)
+                    and fed < total
+                    and _fullest(layers, start, end, kv_entries, booked) <= _FEED_MARK
+                ):
+                    heapq.heappush(later, (now + _FEED_DELAY_S, number, _NEW, fed))
+                    number += 1
+                    fed += 1
+                q = following
+    return counts, told_prompt_s[:prompts], told_decode_s[:decodes]

@@ -8,12 +8,15 @@ and then with the best answer of which members are left out that are drawn. Work
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from atoll.core.compiling import entry, lean_part
-from atoll.solve.joint.joint_problem import JointAnswer, JointProblem
+from atoll.core.rng import stream
+from atoll.solve.joint.joint_check import violations
+from atoll.solve.joint.joint_problem import JointAnswer, JointProblem, cost_of
 from atoll.solve.joint.joint_tables import TABLES_TYPE, JointTables, answer_of, tables_of
 from research.joint.exchange.anchors import pair_up, scout
 from research.joint.exchange.estimates import (
@@ -51,10 +54,38 @@ EFFORT = 500_000
 """Ways and offers that may be looked at."""
 KICKS = 30
 """Times that members of the best answer are left out."""
+TRIES = 8
+"""Searches more where demand is left."""
+_SERVED = 1e-9
 
 
-def exchange(problem: JointProblem, seed: int = 0, *, effort: int = EFFORT) -> JointAnswer:
-    """Return the best answer found; `seed` is that of the members drawn to be left out."""
+def exchange(
+    problem: JointProblem, seed: int = 0, *, effort: int = EFFORT, tries: int = TRIES
+) -> JointAnswer:
+    """Return the best answer found; `seed` is that of the members drawn to be left out.
+
+    Where demand is left unserved, the search is led elsewhere so many times: by dearer GPUs, other penalties
+    and a larger budget, drawn. What it finds counts if it is feasible at the true ones, and cheaper.
+    """
+    best = _search(problem, seed, effort)
+    if best.unmet.max() <= _SERVED:
+        return best
+    least, draw = cost_of(problem, best).total, stream(seed, "choice", "exchange", "tries")
+    for _ in range(tries):
+        elsewhere = replace(
+            problem,
+            gpu_usd=problem.gpu_usd * draw.uniform(1.0, 1.25, len(problem.gpu_usd)),
+            unmet_usd=problem.unmet_usd * draw.uniform(0.7, 3.0, len(problem.rate)),
+            budget=problem.budget * float(draw.uniform(1.0, 1.2)),
+        )
+        other = _search(elsewhere, seed, effort)
+        usd = cost_of(problem, other).total
+        if usd < least and not violations(problem, other):
+            best, least = other, usd
+    return best
+
+
+def _search(problem: JointProblem, seed: int, effort: int) -> JointAnswer:
     tables = tables_of(problem)
     types = tables.delay.shape[0]
     offers = offers_of(tables)

@@ -106,7 +106,7 @@ class FleetPlan(Shown, Plan):
         plan = read_plan(path)
         source = find_plans_fleet(path, plan) if fleet is None else Path(fleet)
         problem = read_problem(source)
-        strange = {one.service for one in plan.instances} - {one.name for one in problem.services}
+        strange = {*plan.served_services} - {one.name for one in problem.services}
         if strange:
             raise UsageError(
                 f"{source} has no {', '.join(sorted(strange))}, which {os.fspath(path)} serves",

@@ -133,6 +133,10 @@ class PlanSettings(VerbSettings):
     commands: bool = option(
         False, "Also print a line for each instance that a person can paste there."
     )
+    executors: str | None = option(
+        None,
+        "With --commands: an engine whose server is all executors of an any-to-any service: vllm-omni.",
+    )
     parts: Path | None = option(
         None, "With --commands: a file with components for the parts of any-to-any services."
     )
@@ -361,7 +365,9 @@ def _write_commands(
     from atoll.runtime.task_fleet.parts_file import read_parts_file
 
     given = {} if options.parts is None else read_parts_file(options.parts)
-    return write_commands(plan, catalog, given, stand_in=options.stand_in)
+    return write_commands(
+        plan, catalog, given, stand_in=options.stand_in, executors=options.executors
+    )
 
 
 def _show_plan_commands(options: PlanSettings) -> bool:

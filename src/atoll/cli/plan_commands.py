@@ -49,21 +49,28 @@ def write_commands(
     given: Mapping[str, ServedParts] = MappingProxyType({}),
     *,
     stand_in: bool = False,
+    executors: str | None = None,
 ) -> tuple[InstanceCommands, ...]:
     """Return the commands of a plan's instances, with the weights that it names, or else the catalog.
 
     `given` are components for the parts of any-to-any services, by service; small ones stand for others
-    where `stand_in` is on. Their graph server comes last.
+    where `stand_in` is on. Their graph server comes last. `executors` is an engine, by name, whose server is
+    all executors of such a service.
     """
     from atoll.deploy.commands.paste import paste_lines
 
     weights, found = _weights(plan, catalog), list[InstanceCommands]()
     parts: dict[str, ServedParts] = {}
+    if executors is not None:
+        found += _whole_services(plan, catalog, weights, executors)
     for number, one in enumerate(plan.instances):
         if one.is_executor:
+            if executors is not None:
+                continue
             try:
-                parts[one.service] = _parts_of(plan, one.service, catalog, given, stand_in=stand_in)
-                found.append(_executor(plan, one, parts[one.service], _FIRST_PORT + number))
+                for name in one.services:
+                    parts[name] = _parts_of(plan, name, catalog, given, stand_in=stand_in)
+                found.append(_executor(plan, one, parts, _FIRST_PORT + number))
             except AtollError as error:
                 found.append(InstanceCommands(one.id, (), (), str(error)))
             continue
@@ -87,6 +94,27 @@ def write_commands(
     return tuple(found)
 
 
+def _whole_services(
+    plan: Plan, catalog: Catalog, weights: Mapping[str, ServiceWeights], engine: str
+) -> list[InstanceCommands]:
+    """Return the command of each any-to-any service, all executors of which are one server."""
+    from atoll.deploy.commands.omni_line import omni_line
+    from atoll.engines.table import find_executor_engine
+
+    find_executor_engine(engine, field="executors")
+    found: list[InstanceCommands] = []
+    for service in dict.fromkeys(one.service for one in plan.executor_instances):
+        # Behind the ports of instances, which are counted from the first.
+        port = _FIRST_PORT + len(plan.instances) + len(found)
+        source = weights[service].source if service in weights else f"./{service}"
+        try:
+            machine, line = omni_line(plan, service, source, catalog, port)
+            found.append(InstanceCommands(service, (machine,), (line,)))
+        except AtollError as error:
+            found.append(InstanceCommands(service, (), (), str(error)))
+    return found
+
+
 def _parts_of(
     plan: Plan,
     service: str,
@@ -104,7 +132,9 @@ def _parts_of(
     return choose_parts(service, catalog.model(model), given, stand_in=stand_in)
 
 
-def _executor(plan: Plan, one: Instance, parts: ServedParts, port: int) -> InstanceCommands:
+def _executor(
+    plan: Plan, one: Instance, parts: Mapping[str, ServedParts], port: int
+) -> InstanceCommands:
     from atoll.deploy.commands.node_commands import CommandSettings, executor_command
     from atoll.deploy.commands.paste import format_line
     from atoll.runtime.endpoints.devices import assign_devices

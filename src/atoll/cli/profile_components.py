@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from atoll.cli.profile_settings import ProfileSettings
 from atoll.cli.progress import live_line
 from atoll.core.errors import InputError, MissingDependencyError, UsageError, shorten
-from atoll.core.files import atomic_write, check_target, load_yaml
+from atoll.core.files import atomic_write, check_target, load_yaml, read_text_limited
 from atoll.core.ids import parse_node_type
 from atoll.core.units import format_duration
 from atoll.report.terminal import console, emit, table
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _ENDINGS = (".yaml", ".yml", ".json")
 _UNITS = {"image": "images/s", "audio_s": "s of sound/s", "speech_s": "s of speech/s"}
+_MAX_PAGE_BYTES = 8 * 2**20
+_PAGE_S = 10.0
+"""How long an executor may take to give its metrics."""
 Tree = dict[str, object]
 
 
@@ -76,7 +79,7 @@ def show_component(asked: ProfileSettings, part: str) -> None:
 
 def show_executors(asked: ProfileSettings, path: Path) -> None:
     """Turn measured throughputs of executors into seconds and rates, and print or write them."""
-    from atoll.runtime.local.executor_profile import derive_rates, read_executor_profile
+    from atoll.runtime.local.executor_profile import derive_rates, fill_in, read_executor_profile
 
     service, out = asked.name or asked.model, asked.out
     if out is not None:
@@ -86,6 +89,7 @@ def show_executors(asked: ProfileSettings, path: Path) -> None:
     kind = parse_node_type(asked.node_type, field="--as")
     profile = read_executor_profile(path)
     try:
+        profile = fill_in(profile, lambda page: _read_page(page, path.parent))
         found = derive_rates(profile, kind.gpu if kind.gpu_count == 1 else str(kind))
     except InputError as error:
         raise error.locate(path=path) from error
@@ -105,6 +109,27 @@ def show_executors(asked: ProfileSettings, path: Path) -> None:
     }
     emit(data, asked.as_json, lambda: _draw_executors(found, path))
     _write(out, service or "", found.rates)
+
+
+def _read_page(where: str, folder: Path) -> str:
+    """Return the metrics of an executor that runs, or those that were saved in a file beside the profile."""
+    import urllib.error
+    import urllib.request
+
+    if not where.startswith(("http://", "https://")):
+        return read_text_limited(folder / where, _MAX_PAGE_BYTES)
+    try:
+        with urllib.request.urlopen(where, timeout=_PAGE_S) as answer:
+            page: bytes = answer.read(_MAX_PAGE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{shorten(where)} does not answer: {error}", hint="is it running?"
+        ) from error
+    if len(page) > _MAX_PAGE_BYTES:
+        raise InputError(
+            f"{shorten(where)} is larger than any page of metrics", hint="name /metrics"
+        )
+    return page.decode("utf-8", "replace")
 
 
 def _one_gpu(node_type: str) -> str:
@@ -167,7 +192,11 @@ def _draw(found: ComponentProfile, rate: MeasuredRate, name: str) -> ConsoleRend
 
 
 def _draw_executors(found: ExecutorRates, path: Path) -> ConsoleRenderable:
-    rates = ", ".join(f"{r.part} {_per_s(r)} on {r.on}" for r in found.rates)
+    alone = [rate for rate in found.rates if "+" not in rate.part]
+    rates = ", ".join(f"{r.part} {_per_s(r)} on {r.on}" for r in alone)
+    whole = ", ".join(f"{r.part} {_per_s(r)} on {r.on}" for r in found.rates if r not in alone)
+    lines = [f"Requests that use a part, of parts alone: {rates}."]
+    lines += [f"Requests of the mix, of whole executors: {whole}."] if whole else []
     drawn = table(
         ("executor", "on", "class", "part", "seconds", "slowed by"),
         [
@@ -184,7 +213,7 @@ def _draw_executors(found: ExecutorRates, path: Path) -> ConsoleRenderable:
         title=f"Seconds of a request, from {path.name}",
         right=("seconds", "slowed by"),
     )
-    return _above(drawn, [f"Requests that use a part, of parts alone: {rates}."])
+    return _above(drawn, lines)
 
 
 def _above(drawn: ConsoleRenderable, lines: Iterable[str]) -> Group:
@@ -199,11 +228,12 @@ def _per_s(rate: MeasuredRate) -> str:
     return f"{rate.per_s:.6g}/s"
 
 
-def _rates(rates: Iterable[MeasuredRate]) -> dict[str, dict[str, dict[str, str]]]:
-    """Rates as a fleet file has them: part -> GPU or node type -> unit -> rate."""
-    found: dict[str, dict[str, dict[str, str]]] = {}
+def _rates(rates: Iterable[MeasuredRate]) -> dict[str, dict[str, dict[str, object]]]:
+    """Rates as a fleet file has them: part -> GPU or node type -> unit -> rate, or seconds of batches."""
+    found: dict[str, dict[str, dict[str, object]]] = {}
     for rate in rates:
-        found.setdefault(rate.part, {}).setdefault(rate.on, {})[rate.unit] = _per_s(rate)
+        table = {size: f"{seconds:.6g}s" for size, seconds in rate.batches}
+        found.setdefault(rate.part, {}).setdefault(rate.on, {})[rate.unit] = table or _per_s(rate)
     return found
 
 

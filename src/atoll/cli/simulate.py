@@ -41,7 +41,7 @@ _LIMITS = (
 _of_engine = partial(option, panel="Engines, where other than the fleet file says")
 _of_tasks = partial(option, panel="Any-to-any services")
 _TASK_OPTIONS = ("routing", "query_ms")
-_REFUSED_FOR_TASKS = {
+REFUSED_FOR_TASKS = {
     "trace": "a trace does not say what requests of any-to-any services bring and want",
     "service": "any-to-any services run under their own classes",
     "failures": "failures of executors of any-to-any services are not simulated",
@@ -187,7 +187,7 @@ def _check_options(given: Collection[str], problem: Problem) -> None:
         why = "this is for any-to-any services, and the fleet has none"
         refused = dict.fromkeys(_TASK_OPTIONS, (why, "leave it out, or say --policy"))
     else:
-        refused = {name: (why, "leave it out") for name, why in _REFUSED_FOR_TASKS.items()}
+        refused = {name: (why, "leave it out") for name, why in REFUSED_FOR_TASKS.items()}
         if not problem.plain_services:
             why = "this is for plain services, and the fleet has none"
             refused |= dict.fromkeys(_PLAIN_ONLY, (why, "leave it out, or say --routing"))

@@ -170,6 +170,8 @@ def open_setup(setup: Setup, name: str, options: Sequence[str] = ()) -> OpenedSe
     if device == "auto":
         device = "cuda:0" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(setup.threads)
+    # cuDNN's attention plans anew for every length and batch: on an H200 each token took 62 ms instead of 21.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     return OpenedSetup(resolve(source), device, dtype)
 
 

@@ -234,6 +234,8 @@ class Engine:
     """Whether Atoll can start it: `atoll serve`, `up`, `assign`."""
     staged: ClassVar[bool] = False
     """Whether an instance is a process a node with one in front of them, which only Atoll's own engine is."""
+    runs_executors: ClassVar[bool] = False
+    """Whether one server of it can be all executors of an any-to-any service."""
     weights: ClassVar[WeightsForm] = "repository"
     on_cores: ClassVar[bool] = False
     """Whether it computes on CPU cores, and is given some."""

@@ -55,6 +55,11 @@ def find_launched(name: str, *, field: str | None = None) -> Engine:
     return _find_among(name, lambda engine: engine.launches, field)
 
 
+def find_executor_engine(name: str, *, field: str | None = None) -> Engine:
+    """Return an engine by name that can be all executors of an any-to-any service."""
+    return _find_among(name, lambda engine: engine.runs_executors, field)
+
+
 def list_launched() -> tuple[Engine, ...]:
     """Return the engines that Atoll can start, in the order of preference."""
     return tuple(engine for engine in ENGINES.values() if engine.launches)

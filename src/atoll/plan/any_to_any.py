@@ -13,5 +13,5 @@ def list_any_to_any(*sources: Plan | Problem | None) -> tuple[str, ...]:
         if isinstance(source, Problem):
             found |= {service.name for service in source.graph_services}
         elif source is not None:
-            found |= {one.service for one in source.executor_instances}
+            found |= {name for one in source.executor_instances for name in one.services}
     return tuple(sorted(found))

@@ -178,9 +178,12 @@ def _phase(
 
 
 def _executors(plan: Plan, service: Service, rate: float) -> PhaseCost:
-    """Return the cost of a service's executors; how busy each is, only the performance model can say."""
-    own = [i for i in plan.executor_instances if i.service == service.name]
-    usd = sum(instance.usd_per_hour for instance in own)
+    """Return the cost of a service's executors; how busy each is, only the performance model can say.
+
+    Of those that it shares it has the share that its requests are of all that pass them.
+    """
+    own = [i for i in plan.executor_instances if service.name in i.services]
+    usd = sum(instance.usd_per_hour * instance.part_of(service.name) for instance in own)
     served = plan.served_fraction.get(service.name, 1.0)
     return PhaseCost(
         phase=Phase.SERVE,

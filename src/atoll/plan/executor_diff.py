@@ -11,7 +11,7 @@ from atoll.plan.plan import Instance, Plan, RequestPath
 from atoll.plan.validate.violation import differs
 
 Pattern = tuple[str, str, str, str]
-"""Service, parts, kind of node with its market where that is spot, region."""
+"""Services that share it, parts, kind of node with its market where that is spot, region."""
 
 
 class ExecutorChange(Frozen):
@@ -124,7 +124,7 @@ def path_changes(before: Plan, after: Plan) -> tuple[PathChange, ...]:
 def _pattern(instance: Instance) -> Pattern:
     node = instance.nodes[0]
     spot = " spot" if node.market == "spot" else ""
-    return (instance.service, "+".join(instance.parts), f"{node.kind}{spot}", instance.region)
+    return (instance.whose, "+".join(instance.parts), f"{node.kind}{spot}", instance.region)
 
 
 def _count(plan: Plan) -> dict[Pattern, tuple[int, float]]:

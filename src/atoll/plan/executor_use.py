@@ -41,11 +41,13 @@ _AtPlaces = dict[tuple[MachineKey, int], Instance]
 class ExecutorUse(Frozen):
     """An executor at work: `busy` is the share of its time that requests take, by part and in all.
 
-    `requests_per_s` pass it. `kv_tokens` is room for tokens of the llm, None where it runs none.
+    `requests_per_s` pass it, of its service and of `guests` that share it. `kv_tokens` is room for tokens of
+    the llm, None where it runs none.
     """
 
     id: str
     service: str
+    guests: tuple[str, ...] = ()
     parts: tuple[str, ...]
     region: str
     kind: str
@@ -137,6 +139,8 @@ class PartHandover(Frozen):
 class PartUse(Frozen):
     """How busy the executors of a part are: `seconds_per_s` of work on it, over `executors` that run it.
 
+    `service` names all that share them.
+
     `busy` is the share of those executors' time that is taken in all, `own` the part's own share of it.
     """
 
@@ -156,8 +160,8 @@ class ExecutorPlanUse(Frozen):
     handovers: tuple[PartHandover, ...] = ()
 
     def of_service(self, service: str) -> tuple[ExecutorUse, ...]:
-        """Return the executors of one service."""
-        return tuple(use for use in self.executors if use.service == service)
+        """Return the executors that take requests of one service."""
+        return tuple(use for use in self.executors if service in (use.service, *use.guests))
 
     def classes_of(self, service: str) -> tuple[ClassUse, ...]:
         """Return the classes of one service."""
@@ -171,7 +175,8 @@ class ExecutorPlanUse(Frozen):
         found: dict[tuple[str, str], list[ExecutorUse]] = {}
         for use in self.executors:
             for part in use.parts:
-                found.setdefault((use.service, part), []).append(use)
+                whose = " and ".join((use.service, *use.guests))
+                found.setdefault((whose, part), []).append(use)
         parts = [
             PartUse(
                 service=service,
@@ -205,13 +210,14 @@ def executor_use(plan: Plan, problem: Problem, catalog: Catalog) -> ExecutorPlan
             for name, weight in step.instances.items():
                 passing[name] += rate * weight
                 for part in step.parts:
-                    seconds = works[name].seconds.get((klass.name, part)) if name in works else None
+                    work = works.get((name, service.name))
+                    seconds = None if work is None else work.seconds.get((klass.name, part))
                     if seconds is not None:
                         own = busy[name]
                         own[part] = own.get(part, 0.0) + rate * weight * seconds
     return ExecutorPlanUse(
         executors=tuple(
-            _executor(one, works.get(one.id), busy[one.id], passing[one.id])
+            _executor(one, works.get((one.id, one.service)), busy[one.id], passing[one.id])
             for one in executors.values()
         ),
         classes=tuple(
@@ -259,21 +265,21 @@ def _kinds(weights: Mapping[str, float], executors: Mapping[str, Instance]) -> s
 
 def _works(
     executors: Iterable[Instance], problem: Problem, catalog: Catalog
-) -> dict[str, ExecutorWork]:
-    """Return the work of each executor, where it fits at all."""
+) -> dict[tuple[str, str], ExecutorWork]:
+    """Return the work of each executor for each of its services, where it fits at all."""
     names = {service.name: service for service in problem.graph_services}
-    found: dict[str, ExecutorWork] = {}
+    found: dict[tuple[str, str], ExecutorWork] = {}
     for one in executors:
-        service = names.get(one.service)
         # Executors have one node; anything else is for the validator.
-        if service is None or len(one.nodes) != 1:
+        if len(one.nodes) != 1 or not names.keys() >= set(one.services):
             continue
-        try:
-            work = node_work(problem, catalog, service, one)
-        except AtollError:
-            continue  # the validator says what is wrong with it
-        if work is not None:
-            found[one.id] = work
+        for name in one.services:
+            try:
+                work = node_work(problem, catalog, names[name], one)
+            except AtollError:
+                continue  # the validator says what is wrong with it
+            if work is not None:
+                found[one.id, name] = work
     return found
 
 
@@ -297,6 +303,7 @@ def _executor(
     return ExecutorUse(
         id=one.id,
         service=one.service,
+        guests=one.services[1:],
         parts=one.parts,
         region=one.region,
         kind=node.kind,
@@ -317,7 +324,7 @@ def _class(
     klass: RequestClass,
     catalog: Catalog,
     executors: Mapping[str, Instance],
-    works: Mapping[str, ExecutorWork],
+    works: Mapping[tuple[str, str], ExecutorWork],
 ) -> ClassUse:
     rate = _rate(plan, service, klass)
     speech = None
@@ -350,7 +357,7 @@ class _Timed:
         klass: RequestClass,
         catalog: Catalog,
         executors: Mapping[str, Instance],
-        works: Mapping[str, ExecutorWork],
+        works: Mapping[tuple[str, str], ExecutorWork],
     ) -> None:
         self.path, self.klass, self.catalog, self.executors = path, klass, catalog, executors
         self.model: ModelSpec = catalog.model(service.model)
@@ -360,11 +367,9 @@ class _Timed:
         self.took: dict[str, float | None] = {}
         for step in path.steps:
             standing = [executors[n] for n, w in step.instances.items() if w > 0 and n in executors]
+            at = [works.get((one.id, service.name)) for one in standing]
             for part in step.parts:
-                times = [
-                    works[one.id].latency_s.get((klass.name, part)) if one.id in works else None
-                    for one in standing
-                ]
+                times = [w.latency_s.get((klass.name, part)) if w else None for w in at]
                 self.holders[part] = standing
                 # One time that is not known leaves it open: the others might not be the slowest.
                 self.took[part] = None if None in times else _slowest(times)

@@ -13,6 +13,7 @@ machines it goes through the network interface of both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -24,10 +25,11 @@ from atoll.engines.table import EngineChoice
 from atoll.perf.components.class_loads import bytes_between, class_routes, component_of
 from atoll.perf.components.executor import ExecutorWork, executor_work
 from atoll.perf.components.measured import MeasuredRate, MeasuredRates
+from atoll.perf.components.sites import ALONE, Company, Sharer
 from atoll.plan.capacities import node_source
 from atoll.plan.handover import pair_link
 from atoll.plan.plan import Instance
-from atoll.plan.problem import Phases, Problem, Service
+from atoll.plan.problem import Offer, Phases, Problem, Service
 from atoll.workload.classes import RequestClass
 
 PREFILL = ".prefill"
@@ -44,10 +46,12 @@ def work_of(
     *,
     machine: str | None = None,
     tp: int | None = None,
+    shared: Sequence[str] = (),
 ) -> ExecutorWork | None:
     """Return what an executor of these parts does on a kind of node; None where they do not fit.
 
-    `machine` is the node type that the kind is a slice of. With `tp` None it is the best one's.
+    `machine` is the node type that the kind is a slice of. With `tp` None it is the best one's. `shared` are
+    the services that it takes requests of, this one among them; it alone if none is named.
     """
     return work_on(
         catalog.model(service.model),
@@ -57,7 +61,51 @@ def work_of(
         tp,
         problem.engine_of(service),
         service.rates,
+        company_of(problem, catalog, service, shared),
     )
+
+
+def company_of(
+    problem: Problem, catalog: Catalog, service: Service, shared: Sequence[str]
+) -> Company:
+    """Return the other services that share an executor with one, weighed by their demand."""
+    others = [problem.service(name) for name in shared if name != service.name]
+    if not others:
+        return ALONE
+    total = service.demand_per_s + math.fsum(other.demand_per_s for other in others)
+
+    def weight(one: Service) -> float:
+        return one.demand_per_s / total if total > 0.0 else 1.0
+
+    return Company(
+        weight(service),
+        tuple(
+            Sharer(
+                catalog.model(other.model),
+                other.classes,
+                weight(other),
+                measured_rates(other.rates),
+            )
+            for other in others
+        ),
+    )
+
+
+def cores_needed(services: Iterable[Service], parts: Iterable[str]) -> float:
+    """Return the CPU cores that an executor of these parts needs, of services that share it the most."""
+    stated = [dict(service.cores) for service in services]
+    components = dict.fromkeys(component_of(part) for part in parts)
+    return math.fsum(max(of.get(name, 0.0) for of in stated) for name in components)
+
+
+def cores_of_slice(offer: Offer, gpus: int) -> float:
+    """Return the CPU cores of a slice of so many GPUs, without end where they are not known."""
+    return math.inf if offer.cores is None else offer.cores * gpus / offer.gpus
+
+
+def measured_rates(rates: tuple[MeasuredRate, ...]) -> MeasuredRates | None:
+    """Return what a fleet file says was measured, None where it says nothing."""
+    return MeasuredRates(rates=rates, source="the fleet file") if rates else None
 
 
 @lru_cache(maxsize=8192)
@@ -69,16 +117,25 @@ def work_on(
     tp: int | None,
     engine: EngineChoice,
     rates: tuple[MeasuredRate, ...],
+    company: Company = ALONE,
 ) -> ExecutorWork | None:
     """Return what an executor of parts does on a node; None where they do not fit."""
-    measured = MeasuredRates(rates=rates, source="the fleet file") if rates else None
-    return executor_work(model, parts, node, classes, tp=tp, engine=engine, measured=measured)
+    return executor_work(
+        model,
+        parts,
+        node,
+        classes,
+        tp=tp,
+        engine=engine,
+        measured=measured_rates(rates),
+        company=company,
+    )
 
 
 def node_work(
     problem: Problem, catalog: Catalog, service: Service, instance: Instance
 ) -> ExecutorWork | None:
-    """Return what an executor of a plan does; None where it does not fit."""
+    """Return what an executor of a plan does for one of its services; None where it does not fit."""
     (node,) = instance.nodes
     return work_of(
         problem,
@@ -88,6 +145,7 @@ def node_work(
         node.kind,
         machine=node.node_type,
         tp=node.tp,
+        shared=instance.services,
     )
 
 

@@ -186,6 +186,19 @@ class PartSeconds(NamedTuple):
     seconds: float
 
 
+class Guest(Frozen):
+    """A service whose requests an executor of another one takes, too, and how many a second pass it.
+
+    `share` is the part that they are of its work, `work` what they are planned to take of it, as `Instance`
+    has it for its own service.
+    """
+
+    service: Name
+    per_s: NotNegative
+    share: Share = 0.0
+    work: tuple[PartSeconds, ...] = ()
+
+
 class Instance(Frozen):
     """One copy of a role standing in a region.
 
@@ -198,6 +211,7 @@ class Instance(Frozen):
     its engine cuts the KV cache into so many equal parts. `simulated` is why it may carry more than the
     capacity model says. `work` is what an executor is planned with: by class and part the seconds of it that
     a request takes, with the room that simulation found to be needed, so that it is full at 1 s a second.
+    `guests` are the services beside its own that share an executor; its throughput is that of all of them.
     """
 
     id: Name
@@ -215,6 +229,7 @@ class Instance(Frozen):
     slots: int | None = Field(default=None, ge=1)
     simulated: SimulatedCapacity | None = None
     work: tuple[PartSeconds, ...] = ()
+    guests: tuple[Guest, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -223,7 +238,40 @@ class Instance(Frozen):
         for name in ("engine", "slots", "simulated", "work"):
             if not fields.get(name):
                 fields.pop(name, None)
+        if not self.guests:
+            fields.pop("guests", None)
         return fields
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The services whose requests it takes: its own first, then those that share it."""
+        return (self.service, *(guest.service for guest in self.guests))
+
+    @property
+    def whose(self) -> str:
+        """The services whose requests it takes, in words: "docs", or "docs and talk"."""
+        return " and ".join(self.services)
+
+    def carries(self, service: str) -> float:
+        """Return what is led over it for one of its services: requests/s of an executor."""
+        known = {guest.service: guest.per_s for guest in self.guests}
+        if service != self.service:
+            return known.get(service, 0.0)
+        return max(0.0, self.throughput_per_s - sum(known.values()))
+
+    def part_of(self, service: str) -> float:
+        """Return which part of its work is a service's; evenly while it has none."""
+        if not self.guests or service not in self.services:
+            return float(service == self.service)
+        shares = {guest.service: guest.share for guest in self.guests}
+        if self.throughput_per_s <= 0.0:
+            return 1.0 / len(self.services)
+        return shares.get(service, max(0.0, 1.0 - sum(shares.values())))
+
+    def work_of(self, service: str) -> tuple[PartSeconds, ...]:
+        """Return what requests of one of its services take of an executor."""
+        others = {guest.service: guest.work for guest in self.guests}
+        return self.work if service == self.service else others.get(service, ())
 
     @property
     def role_id(self) -> RoleId:
@@ -649,6 +697,11 @@ class Plan(Frozen):
                 name = route.instances[at]
                 shares[name] = shares.get(name, 0.0) + route.share
         return shares
+
+    @property
+    def served_services(self) -> tuple[str, ...]:
+        """The services whose requests its instances take, each once, in the order of instances."""
+        return tuple(dict.fromkeys(name for one in self.instances for name in one.services))
 
     def count_nodes(self) -> Counter[OfferKey]:
         """Return how many machines are used per (region, node type, market); cut ones count once."""

@@ -258,7 +258,7 @@ def _node_changes(counts: dict[tuple[str, str, Market], int]) -> tuple[NodeChang
 
 def _services(before: Plan, after: Plan) -> Iterable[ServiceChange]:
     """Yield the services whose cost or capacity changes."""
-    names = sorted({i.service for plan in (before, after) for i in plan.instances})
+    names = sorted({*before.served_services, *after.served_services})
     for name in names:
         (usd_a, rates_a), (usd_b, rates_b) = _service(before, name), _service(after, name)
         same = rates_a.keys() == rates_b.keys() and not any(
@@ -275,11 +275,11 @@ def _services(before: Plan, after: Plan) -> Iterable[ServiceChange]:
 
 
 def _service(plan: Plan, name: str) -> tuple[float, dict[str, float]]:
-    instances = [instance for instance in plan.instances if instance.service == name]
+    instances = [instance for instance in plan.instances if name in instance.services]
     rates: dict[str, float] = {}
     for instance in sorted(instances, key=lambda i: i.role):
-        rates[instance.role] = rates.get(instance.role, 0.0) + instance.throughput_per_s
-    return sum(instance.usd_per_hour for instance in instances), rates
+        rates[instance.role] = rates.get(instance.role, 0.0) + instance.carries(name)
+    return sum(one.usd_per_hour * one.part_of(name) for one in instances), rates
 
 
 def _money(before: float, after: float) -> str:

@@ -2,8 +2,9 @@
 
 GPUs of all machines in use draw what they draw waiting, also those of cut machines that no instance has.
 Instances add what their steps take beside that (`perf.energy`), at the batch that the requests they get
-lead to (`perf.operating_point`): the rate that arrives, without headroom. Only GPUs are counted; `pue` of
-the grid is for what else a site draws.
+lead to (`perf.operating_point`): the rate that arrives, without headroom. Executors of any-to-any models draw
+as much as their GPUs may for the share of time that they work (`executor_use`), which is on the high side
+where they write text. Only GPUs are counted; `pue` of the grid is for what else a site draws.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from atoll.perf.layers import node_splits, tp_sizes
 from atoll.perf.operating_point import OperatingPoint, operating_point
 from atoll.perf.step import AnalyticStepModel, Position, analytic
 from atoll.plan.capacities import node_capacity, node_source
+from atoll.plan.executor_use import executor_use
 from atoll.plan.footprint import ObjectiveWeights, PowerGrid, PowerUse
 from atoll.plan.plan import Instance, Node, OfferKey, Plan
 from atoll.plan.problem import Offer, Problem, Service
@@ -90,8 +92,8 @@ def power_use(plan: Plan, problem: Problem, draw: PlanDraw) -> PowerUse:
         own = draw.instances[instance.id]
         watts[own.service] = watts.get(own.service, 0.0) + own.watts
         seen.add((own.service, instance.phase))
-        # Every request is decoded once, wherever that is.
-        if instance.phase is not Phase.PREFILL:
+        # Every request is decoded once, wherever that is; executors run parts of requests.
+        if instance.phase not in (Phase.PREFILL, Phase.SERVE):
             made = own.requests_per_s * lengths[own.service].output_mean
             tokens[own.service] = tokens.get(own.service, 0.0) + made
     weighted = None
@@ -154,10 +156,16 @@ def draw_of(plan: Plan, problem: Problem, catalog: Catalog) -> PlanDraw:
     problem = problem.settled(plan.mixes)
     rates = _request_rates(plan, problem)
     instances: dict[str, InstanceDraw] = {}
+    executors = _executor_draws(plan, problem, catalog) if problem.graph_services else {}
     counts = dict(sorted(plan.count_nodes().items()))
     # Every GPU of a machine draws this, also those that nothing runs on.
     machines = {key: n * machine_idle_w(catalog, key[1]) for key, n in counts.items()}
     for instance in plan.instances:
+        if instance.id in executors:
+            (node,) = instance.nodes
+            instances[instance.id] = own = executors[instance.id]
+            machines[instance.region, node.node_type, node.market] += own.dynamic_w
+            continue
         service = problem.service(instance.service)
         inflow = _inflow(instance)
         dynamic, busy = 0.0, 0.0
@@ -172,6 +180,27 @@ def draw_of(plan: Plan, problem: Problem, catalog: Catalog) -> PlanDraw:
     return PlanDraw(instances, machines, counts)
 
 
+def _executor_draws(plan: Plan, problem: Problem, catalog: Catalog) -> dict[str, InstanceDraw]:
+    """Return what executors draw, by id: up to their limit while they work."""
+    found = {}
+    for use in executor_use(plan, problem, catalog).executors:
+        service = problem.service(use.service)
+        kind = parse_node_type(use.kind)
+        power = power_model(catalog.gpu(kind.gpu))
+        # The headroom is planned for, and does not come.
+        asked = service.rate_per_s / service.demand_per_s if service.demand_per_s else 0.0
+        busy = min(1.0, (1.0 if use.busy is None else use.busy) * asked)
+        each = busy * (power.limit_w - power.idle_w)
+        found[use.id] = InstanceDraw(
+            use.service,
+            use.requests_per_s * asked,
+            kind.gpu_count * power.idle_w,
+            kind.gpu_count * each,
+            busy,
+        )
+    return found
+
+
 def machine_idle_w(catalog: Catalog, node_type: str) -> float:
     """Return what all GPUs of a machine draw while they wait, in watts."""
     return parse_node_type(node_type).gpu_count * _idle_w(catalog, node_type)
@@ -184,11 +213,6 @@ def _idle_w(catalog: Catalog, node_type: str) -> float:
 def _request_rates(plan: Plan, problem: Problem) -> dict[str, float]:
     """Requests/s that each instance gets of what arrives and is served."""
     rates: dict[str, float] = {}
-    for service in problem.graph_services:
-        raise UsageError(
-            f"what executors draw is not modelled, and {service.name} runs on some",
-            hint="ask for the energy of services of plain llms",
-        )
     for service in problem.plain_services:
         served = plan.served_fraction.get(service.name, 1.0)
         # A fraction is one of the demand with its headroom; the headroom is the first to go.
@@ -273,7 +297,7 @@ def guess_machine_w(problem: Problem, catalog: Catalog, offer: Offer) -> float:
     """
     power = power_model(catalog.gpu(parse_node_type(offer.node_type).gpu))
     found = []
-    for service in problem.services:
+    for service in problem.plain_services:
         mix = service.lengths.mix()
         spec = catalog.model(service.model).llm
         for role in service.roles:
@@ -302,7 +326,12 @@ def guess_machine_w(problem: Problem, catalog: Catalog, offer: Offer) -> float:
 
 
 def min_request_joules(problem: Problem, catalog: Catalog, service: Service) -> float:
-    """Return what no plan goes below for a request of a service, in joules beside what GPUs draw waiting."""
+    """Return what no plan goes below for a request of a service, in joules beside what GPUs draw waiting.
+
+    Nothing is known of any-to-any services.
+    """
+    if service.is_graph:
+        return 0.0
     spec = catalog.model(service.model).llm
     models = []
     rows = 1.0

@@ -138,6 +138,9 @@ class Service(Frozen):
     they bring and want, and promises are per class; `ttft_s` and `tpot_s` are the loosest of them, and
     `lengths` those of the llm over all classes. Its parts run on executors. `paths`, if any, are the only
     ways that requests may go, each a row of executors ("vision", "vision+llm"); `rates` were measured.
+    Its components share executors with those of other services: of the same model unless `share` is false,
+    and of any model under one name in `share_as` (`component_sharing`). `cores` are CPU cores that a
+    component needs wherever it stands.
 
     Promises hold for every class, each with its own `attainment` or the service's. Classes of text alone
     under one promise are `text_classes`: the service is a plain one, and they are told apart where promises
@@ -163,6 +166,9 @@ class Service(Frozen):
     classes: tuple[RequestClass, ...] = ()
     paths: tuple[tuple[str, ...], ...] = ()
     rates: tuple[MeasuredRate, ...] = ()
+    cores: tuple[tuple[Name, NotNegative], ...] = ()
+    share: bool = True
+    share_as: tuple[tuple[Name, Name], ...] = ()
     text_classes: tuple[RequestClass, ...] = ()
     length_deciles: bool = False
     prefix: Prefix | None = None
@@ -172,8 +178,9 @@ class Service(Frozen):
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
-        later: dict[str, object] = {"attainment": ATTAINMENT, "burstiness": 1.0}
-        blank = ("classes", "paths", "rates", "text_classes", "length_deciles", "prefix", "reserve")
+        later: dict[str, object] = {"attainment": ATTAINMENT, "burstiness": 1.0, "share": True}
+        blank = [*("classes", "paths", "rates", "cores", "share_as", "text_classes"), "prefix"]
+        blank += ["length_deciles", "reserve"]
         later |= {name: fields[name] for name in blank if not fields[name]}
         if self.engine_limits.given:
             fields["engine_limits"] = self.engine_limits.model_dump(exclude_none=True)
@@ -339,6 +346,7 @@ class Offer(Frozen):
     `available` counts those in use now. `instance` is what the seller calls the machine. Unless it is
     `whole`, a machine with several GPUs may be cut into slices for several instances; it is paid whole. GPUs
     that are offered in shares are as many GPUs of a type of their own ("H200/2:2" is one H200 in two).
+    `cores` are CPU cores of one machine, None where nobody needs to know; slices have their share of them.
     """
 
     region: Name
@@ -348,6 +356,13 @@ class Offer(Frozen):
     usd_per_hour: NotNegative
     instance: str | None = None
     whole: bool = False
+    cores: Positive | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out cores that are not known, so that older problems keep their hash."""
+        fields: dict[str, object] = write(self)
+        return {name: value for name, value in fields.items() if name != "cores" or value}
 
     @model_validator(mode="after")
     def _shares_are_whole_gpus(self) -> Self:

@@ -72,8 +72,7 @@ def draw_plan(plan: FleetPlan) -> Drawn:
 
 
 def _draw_service(plan: FleetPlan, service: Service) -> Drawn:
-    own = [instance for instance in plan.instances if instance.service == service.name]
-    usd = sum(instance.usd_per_hour for instance in own)
+    usd = sum(one.usd_per_hour * one.part_of(service.name) for one in plan.instances)
     served = plan.served_fraction.get(service.name, 1.0)
     lengths = service.lengths
     mtokens = (
@@ -107,6 +106,7 @@ def _draw_instance(plan: FleetPlan, instance: Instance, catalog: Catalog) -> Dra
     return {
         "id": instance.id,
         "service": instance.service,
+        "guests": list(instance.services[1:]),
         "phase": str(instance.phase),
         "parts": list(instance.executor_parts),
         "region": instance.region,

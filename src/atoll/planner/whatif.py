@@ -106,7 +106,7 @@ class AskedFleet(Frozen):
             return None
         found = FleetPlan.of(Plan.from_json(self.plan), problem)
         known = {service.name for service in found.problem.services}
-        fits = bool(found.instances) and {i.service for i in found.instances} <= known
+        fits = bool(found.instances) and {*found.served_services} <= known
         return found if fits else None
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from atoll.perf.components.class_loads import component_of
+from atoll.plan.component_sharing import group_services
 from atoll.plan.kept_groups import KeptGroup, pool_groups
 from atoll.plan.plan import KeptPromise
 from atoll.prove.kept import KeptSample, KeptShares, requests_to_judge
@@ -94,31 +96,32 @@ def sample_graphs(
 ) -> dict[str, list[GraphShares]]:
     """Return by any-to-any service what requests keep, in `min_runs` to `max_runs` simulations.
 
-    With `services` of those only. Services of which it is not sure whether they are above their target, with
-    every class, are simulated more often. Where a class is rare there are more `requests` in a simulation, so
-    that it can be judged. The deadline ends that; SimulationCutShortError if it comes before every service
-    has been simulated once.
+    With `services` of those only, and of those that they share executors with. Services of which it is not
+    sure whether they are above their target, with every class, are simulated more often. Where a class is
+    rare there are more `requests` in a simulation, so that it can be judged. The deadline ends that;
+    SimulationCutShortError if it comes before every service has been simulated once.
     """
-    from atoll.sim.tasks.from_plan import simulate_service
+    from atoll.sim.tasks.from_plan import simulate_services
 
     found: dict[str, list[GraphShares]] = {}
     watch = keep_deadline(deadline)
-    for service in problem.graph_services:
-        served = plan.served_fraction.get(service.name, 1.0)
-        asked = services is None or service.name in services
-        if not asked or service.rate_per_s <= 0.0 or served <= 0.0:
+    for group in served_groups(plan, problem):
+        if services is not None and not set(services) & {service.name for service in group}:
             continue
-        runs: list[GraphShares] = []
-        number = min(_MAX_REQUESTS, max(requests, requests_to_judge(service)))
-        while len(runs) < min_runs or (len(runs) < max_runs and not _sure(runs, service.target)):
+        runs: list[dict[str, GraphShares]] = []
+        number = min(_MAX_REQUESTS, _requests_of(group, requests))
+        while len(runs) < min_runs or (
+            len(runs) < max_runs
+            and not all(_sure([run[s.name] for run in runs], s.target) for s in group)
+        ):
             try:
                 # Most runs are over before they tell how far they are.
                 watch(0, number, 0.0)
-                result = simulate_service(
+                result = simulate_services(
                     plan,
                     problem,
                     catalog,
-                    service.name,
+                    [service.name for service in group],
                     requests=number,
                     seed=first_seed + len(runs),
                     constants=constants,
@@ -128,14 +131,36 @@ def sample_graphs(
                 if not runs:
                     raise
                 break
-            runs.append(_shares(result, service))
-        found[service.name] = runs
+            runs.append({service.name: _shares(result, service) for service in group})
+        found |= {s.name: [run[s.name] for run in runs] for s in group}
     return found
 
 
+def served_groups(plan: Plan, problem: Problem) -> list[tuple[Service, ...]]:
+    """Return the any-to-any services that a plan serves, in groups that share no executors."""
+    served = [
+        service.name
+        for service in problem.graph_services
+        if service.rate_per_s > 0.0 and plan.served_fraction.get(service.name, 1.0) > 0.0
+    ]
+    return [tuple(map(problem.service, names)) for names in group_services(plan, served)]
+
+
+def _requests_of(group: Sequence[Service], least: int) -> int:
+    """Return how many requests of all services of a group bring enough of each to judge it."""
+    if len(group) == 1:
+        return max(least, requests_to_judge(group[0]))
+    total = sum(service.rate_per_s for service in group)
+    return max(
+        math.ceil(max(least, requests_to_judge(service)) * total / service.rate_per_s)
+        for service in group
+    )
+
+
 def _shares(result: TaskResult, service: Service) -> GraphShares:
-    """Shares over all classes, each with as many requests as were judged of it, and of each."""
-    promised = [c for c in result.classes if c.kept_all is not None]
+    """Shares over all classes of a service, each with as many requests as were judged of it, and of each."""
+    own = [c for c in result.classes if c.service == service.name]
+    promised = [c for c in own if c.kept_all is not None]
     each: dict[str, float] = {}
     for name in (TTFT, TPOT, AHEAD, IMAGE):
         if any(name in c.kept for c in promised):
@@ -226,21 +251,23 @@ def load_alone(
 ) -> float:
     """Return how busy an executor may be planned for enough requests to keep what it promises, alone.
 
-    Of every class. The largest of a few loads, found by halving; 1 where it has no promise to keep by itself,
-    and the least where none will do. Executors that run only some parts may lose half of what all may. The
-    deadline ends it with a SimulationCutShortError.
+    Of every class of its services. The largest of a few loads, found by halving; 1 where it has no promise to
+    keep by itself, and the least where none will do. Executors that run only some parts may lose half of what
+    all may. The deadline ends it with a SimulationCutShortError.
     """
     from atoll.sim.tasks.from_plan import alone_fleet
     from atoll.sim.tasks.simulate_tasks import simulate_tasks
     from atoll.sim.tasks.task_demand import Arrivals
 
-    service = problem.service(executor.service)
-    model = catalog.model(service.model)
+    services = [problem.service(name) for name in executor.services]
     components = {component_of(part) for part in executor.parts}
-    whole = len(components) == len(model.graph.components)
-    may = 1.0 if whole else 0.5
-    requests = min(_MAX_REQUESTS, max(_ALONE, requests_to_judge(service)))
 
+    def may_lose(service: Service) -> float:
+        whole = len(components) == len(catalog.model(service.model).graph.components)
+        return (1.0 if whole else 0.5) * (1.0 - service.target)
+
+    asked = [service for service in services if service.rate_per_s > 0.0]
+    requests = min(_MAX_REQUESTS, _requests_of(asked or services[:1], _ALONE))
     watch = keep_deadline(deadline)
 
     def keeps(load: float) -> bool:
@@ -248,19 +275,19 @@ def load_alone(
         if fleet is None or not any(_promised(klass.promises) for klass in fleet.classes):
             return True
         watch(0, requests, 0.0)
-        arrivals = Arrivals(service.burstiness)
         result = simulate_tasks(
             fleet,
             requests=requests,
             seed=_TRIAL_SEED,
-            arrivals=arrivals,
+            arrivals=Arrivals(cv_of={service.name: service.burstiness for service in services}),
             progress=watch,
             part_times=False,
         )
-        kept = _shares(result, service)
         # Half of what all may lose, and no class more than it may: the rest is for the whole plan to tell.
-        enough = 1.0 - kept.all <= may * (1.0 - service.target)
-        return enough and all(group.is_kept is not False for group in kept.groups)
+        kept = {service.name: _shares(result, service) for service in services}
+        return all(1.0 - kept[s.name].all <= may_lose(s) for s in services) and all(
+            group.is_kept is not False for shares in kept.values() for group in shares.groups
+        )
 
     low, high = -1, len(_LOADS)
     while high - low > 1:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.perf.components.class_loads import component_of
+from atoll.plan.component_sharing import list_sharers, name_services
 from atoll.plan.executors import DECODE, PREFILL
 from atoll.plan.plan import PROVEN_GAP
 from atoll.plan.validate.violation import InvalidPlanError
@@ -36,6 +37,7 @@ from atoll.prove.graph_kept import (
     plain_problem,
     promise_of,
     sample_graphs,
+    served_groups,
 )
 from atoll.prove.kept import FRESH_SEED, look_at
 from atoll.prove.rent_promises import keep_promises
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from atoll.solve.plan_request import PlanRequest
 
 Executors = tuple[str, str, str]
-"""Executors that are alike: service, parts, kind of node."""
+"""Executors that are alike: service (all that share them), parts, kind of node."""
 
 _SEARCH_SHARE = 0.8
 """Share of the deadline for the search; the rest is for what the plan found keeps and what is proven."""
@@ -168,7 +170,7 @@ class _GraphProver:
         self.known: set[Executors] = set()
         self.likely: set[Used] = set()
         self._planned: list[_Planned] = []
-        self._tried: dict[object, GraphShares | None] = {}
+        self._tried: dict[object, dict[str, GraphShares]] = {}
         self.passed_over: dict[str, Plan] = {}
         """Plans that were not simulated whole, for what their executors carry alone; by hash."""
         self.cuts_tried = False
@@ -380,9 +382,13 @@ class _GraphProver:
         for cut in CUTS if hangs_on_links(problem, self.catalog) else ():
             for slowed in _CUT_SLOWDOWNS:
                 slow = {
-                    (service.name, "+".join(option), "*"): slowed
+                    (whose, "+".join(option), "*"): slowed
                     for service in self.graphs
                     for option in all_options(self.catalog, service)
+                    for whose in (
+                        service.name,
+                        name_services(list_sharers(self.problem, service, option)),
+                    )
                 }
                 effort = replace(_rough(self.effort), slowdown=slow)
                 try:
@@ -534,11 +540,12 @@ class _GraphProver:
     def _try(self, plan: Plan, problem: Problem) -> dict[str, GraphShares]:
         """Return what requests keep on the arrivals of trials; where a service was tried so, what it kept.
 
-        Services share no executors, so that each is simulated by itself.
+        Services that share executors are simulated together, others by themselves.
         """
         found: dict[str, GraphShares] = {}
-        for service in problem.graph_services:
-            key = _trial_key(plan, service.name)
+        for group in served_groups(plan, problem):
+            names = tuple(service.name for service in group)
+            key = _trial_key(plan, names)
             if key not in self._tried:
                 samples = sample_graphs(
                     plan,
@@ -548,12 +555,10 @@ class _GraphProver:
                     min_runs=_TRIAL_RUNS,
                     max_runs=_MAX_RUNS,
                     deadline=self.until,
-                    services=(service.name,),
+                    services=names,
                 )
-                runs = samples.get(service.name)
-                self._tried[key] = None if runs is None else mean_of(runs)
-            if (kept := self._tried[key]) is not None:
-                found[service.name] = kept
+                self._tried[key] = {name: mean_of(runs) for name, runs in samples.items()}
+            found |= self._tried[key]
         return found
 
     def _short(self, kept: Mapping[str, GraphShares]) -> list[str]:
@@ -666,14 +671,18 @@ def _saves(plan: Plan, best: Plan) -> bool:
     return plan.status != "infeasible" and cheaper and served[0] >= served[1]
 
 
-def _trial_key(plan: Plan, service: str) -> object:
-    """What a simulation of a service depends on: its executors where they stand, and its paths."""
-    paths = [path for path in plan.paths if path.service == service]
+def _trial_key(plan: Plan, services: tuple[str, ...]) -> object:
+    """What a simulation of services depends on: their executors where they stand, and their paths."""
+    paths = [path for path in plan.paths if path.service in services]
     return (
-        service,
-        plan.served_fraction.get(service),
-        tuple((i.id, i.placement_key) for i in plan.executor_instances if i.service == service),
-        tuple((path.klass, path.share) for path in paths),
+        services,
+        tuple(plan.served_fraction.get(name) for name in services),
+        tuple(
+            (i.id, i.placement_key, i.services)
+            for i in plan.executor_instances
+            if set(services) & set(i.services)
+        ),
+        tuple((path.service, path.klass, path.share) for path in paths),
         tuple((s.parts, *sorted(s.instances.items())) for path in paths for s in path.steps),
     )
 
@@ -684,7 +693,8 @@ def _slowness(slow: Mapping[Executors, float], key: Executors) -> float:
 
 
 def _used(one: Instance) -> Used:
-    return one.service, one.role_id.component if one.is_executor else one.role, node_set(one)
+    parts = one.role_id.component if one.is_executor else one.role
+    return name_services(one.services), parts, node_set(one)
 
 
 def _rough(effort: Effort) -> Effort:
@@ -695,7 +705,11 @@ def _rough(effort: Effort) -> Effort:
 
 
 def _kind_of(executor: Instance) -> Executors:
-    return (executor.service, executor.role_id.component, executor.nodes[0].kind)
+    return (
+        name_services(executor.services),
+        executor.role_id.component,
+        executor.nodes[0].kind,
+    )
 
 
 def guilty_parts(catalog: Catalog, service: Service, promises: set[str]) -> list[str]:

@@ -257,17 +257,15 @@ class _Sweep:
     def _point(
         self, plan: Plan, problem: Problem, asked: str, value: float, *, today: bool
     ) -> ParetoPoint:
-        drawn: dict[str, float | None] = {}
-        if problem.family != "graph":
-            draw = draw_of(plan, problem, self.catalog)
-            drawn = {name: figure(self.problem.grid, draw) for name, figure in FIGURES.items()}
+        draw = draw_of(plan, problem, self.catalog)
+        drawn = {name: figure(self.problem.grid, draw) for name, figure in FIGURES.items()}
         kept = all(p.is_kept for p in plan.promises) if plan.promises else None
         return ParetoPoint(
             asked=asked,
             usd_per_hour=plan.usd_per_hour,
             value=value,
-            watts=drawn.get("watts"),
-            kg_per_hour=drawn.get("kg_per_hour"),
+            watts=drawn["watts"],
+            kg_per_hour=drawn["kg_per_hour"],
             error=mean_error(self.problem, plan.mixes) if plan.mixes else None,
             nodes=plan.nodes,
             gpus=plan.gpus,

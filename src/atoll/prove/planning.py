@@ -59,14 +59,13 @@ def plan(problem: Problem, request: PlanRequest | None = None) -> Plan:
     deadline = Deadline(request.deadline_s)
     began_s, cpu_s = time.perf_counter(), time.process_time()
     made = _find(problem, replace(request, catalog=catalog, stats=own))
-    if problem.family != "graph":
-        if made.promises and request.error_bars:
-            made = _add_error_bars(made, problem.settled(made.mixes), catalog, deadline)
-        if problem.weights.rent_only and problem.grid != PowerGrid():
-            from atoll.solve.weighted import stamp_power
+    if problem.family != "graph" and made.promises and request.error_bars:
+        made = _add_error_bars(made, problem.settled(made.mixes), catalog, deadline)
+    if problem.weights.rent_only and problem.grid != PowerGrid():
+        from atoll.solve.weighted import stamp_power
 
-            # Who says what electricity costs the climate wants to know what a plan draws.
-            made = stamp_power(made, problem, catalog)
+        # Who says what electricity costs the climate wants to know what a plan draws.
+        made = stamp_power(made, problem, catalog)
     if made.instances and problem.limits.survival.lost:
         made = with_loss_routes(made, problem.settled(made.mixes), catalog)
     if made.status == "optimal" and not all(promise.is_kept for promise in made.promises):

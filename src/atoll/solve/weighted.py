@@ -109,11 +109,10 @@ def stamp_power(plan: Plan, problem: Problem, catalog: Catalog) -> Plan:
 
 
 def refuse_unweighable(problem: Problem) -> None:
-    """Raise UsageError where weights cannot be kept: clusters, executors, a grid that nobody knows."""
-    if problem.family != "rent":
-        what = "a fixed cluster" if problem.family == "place" else "classes of requests"
+    """Raise UsageError where weights cannot be kept: clusters, a grid that nobody knows."""
+    if problem.family == "place":
         raise UsageError(
-            f"{problem.name} has {what}: energy and carbon are weighed for rented llms only",
+            f"{problem.name} has a fixed cluster: energy and carbon are weighed where nodes are rented",
             hint="leave `objective` out, or set it to cost",
             field="objective",
         )

@@ -138,12 +138,16 @@ def test_paths_are_the_plans_where_just_the_planned_serve_and_else_those_that_ca
         executor(n, p) for n, p in zip("abc", ("vision", "llm", "vision+llm"), strict=True)
     )
     plan = plan_over(eye, mind)
-    assert spread_paths(FLEET, (eye, mind), plan) == plan.paths
+    assert spread_paths(FLEET, (eye, mind), plan, {}) == plan.paths
     # Nobody sees, or serves at all: what was planned goes on.
-    assert spread_paths(FLEET, (mind,), plan) == plan.paths
-    assert spread_paths(FLEET, (), plan) == plan.paths
+    assert spread_paths(FLEET, (mind,), plan, {}) == plan.paths
+    assert spread_paths(FLEET, (), plan, {}) == plan.paths
+    # Which share a class has is what was planned for, whatever comes now.
+    sees = {"look": {"image+text": 1.0, "text": 0.0}}
+    alone = spread_paths(FLEET, (eye, mind, whole), plan, sees)
+    assert {path.klass for path in alone} == {"image+text"}
     # One more serves than is planned: everybody is as busy as the best way has it.
-    paths = spread_paths(FLEET, (eye, mind, whole), plan)
+    paths = spread_paths(FLEET, (eye, mind, whole), plan, {})
     (service,) = FLEET.services
     busy = dict.fromkeys("abc", 0.0)
     seconds = {(one.klass, one.part): one.seconds for part in SECONDS.values() for one in part}
@@ -174,7 +178,7 @@ def test_phases_apart_and_together_are_two_ways() -> None:
         for name, phase in (("p", "prefill"), ("q", "decode"))
     ]
     here = (executor("a", "vision"), executor("b", "llm"), *apart)
-    paths = [p for p in spread_paths(FLEET, here, plan_over(here[0])) if p.klass == "text"]
+    paths = [p for p in spread_paths(FLEET, here, plan_over(here[0]), {}) if p.klass == "text"]
     ways = {tuple(part for step in path.steps for part in step.parts) for path in paths}
     assert ways <= {("llm",), ("llm.prefill", "llm.decode")}
     assert sum(path.share for path in paths) == pytest.approx(1.0)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,24 +188,6 @@ def test_another_server_is_asked_again_and_the_known_part_left_out(server: LineS
         ask(component, resume=so_far)
 
 
-def test_vllm_goes_on_by_text(server: LineServer) -> None:
-    server.chunks = (chunk("llo", "stop"), usage(9, 1))
-    component = OpenAiChat(URL, "m", embeds="vllm")
-    so_far = {"text": "He", "token_ids": [1, 2]}
-    pieces, whole = ask(component, resume=so_far, max_tokens=8)
-    assert pieces == [{"text": "llo", "token_ids": []}]
-    assert whole == WHOLE
-    (asked,) = server.asked
-    assert asked["messages"][-1] == {"role": "assistant", "content": "He"}
-    assert (asked["continue_final_message"], asked["add_generation_prompt"]) == (True, False)
-    assert asked["max_tokens"] == 6
-    # Nothing more may be said, and nothing is.
-    pieces, whole = ask(component, resume=so_far, max_tokens=2)
-    assert pieces == []
-    expected = {"text": "He", "finish_reason": "length", "prompt_tokens": 7, "completion_tokens": 2}
-    assert whole == expected
-
-
 def test_atoll_is_told_the_tokens_and_sent_vectors_as_they_are(server: LineServer) -> None:
     server.chunks = (chunk("llo", "stop", token_ids=[3]), usage(7, 3))
     component = OpenAiChat(URL, "m", embeds="atoll")
@@ -223,35 +203,6 @@ def test_atoll_is_told_the_tokens_and_sent_vectors_as_they_are(server: LineServe
     assert base64.b64decode(part["embeds"]["data"]) == ROWS.tobytes()
 
 
-@pytest.mark.engine
-def test_vllm_is_sent_the_whole_prompt_as_vectors(server: LineServer, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="needs the extra 'engine'")
-    from atoll.engine.text import TextCodec
-    from tests.engine.chatting import TinyChat
-
-    model, codec = TinyChat(tmp_path), TextCodec(tmp_path)
-    options = {"url": URL, "model": "m", "embeds": "vllm", "source": str(tmp_path)}
-    component = OpenAiChat.load(Setup(options=options))
-    server.chunks = ({"choices": [{"text": "llo", "finish_reason": "stop"}]}, usage(7, 1))
-    known = {"text": "He", "token_ids": [5, 6]}
-    pieces, whole = ask(component, messages=[SEEN], resume=known, max_tokens=4)
-    assert pieces == [{"text": "llo", "token_ids": []}]
-    assert whole["text"] == "Hello"
-    assert (whole["prompt_tokens"], whole["completion_tokens"]) == (5, 3)
-    (asked,) = server.asked
-    assert asked["url"] == f"{URL}/completions"
-    assert asked["max_tokens"] == 2
-    saved = io.BytesIO(base64.b64decode(asked["prompt_embeds"]))
-    rows = torch.load(saved, weights_only=True)
-    start = codec.encode("<|user|>", special=False)
-    end = codec.encode("<|end|><|assistant|>", special=False)
-    expected = np.concatenate([model.own_rows(start), ROWS, model.own_rows([*end, 5, 6])])
-    assert np.array_equal(rows.numpy(), expected)
-    narrow = {"role": "user", "content": [{"type": "embeds", "embeds": ROWS[:, 1:]}]}
-    with pytest.raises(BadInputError, match="31 wide, the model 32"):
-        ask(component, messages=[narrow])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -259,7 +210,7 @@ def test_vllm_is_sent_the_whole_prompt_as_vectors(server: LineServer, tmp_path: 
         ({"url": None}, "no url"),
         ({"model": ""}, "no model"),
         ({"embeds": "other"}, "unknown form"),
-        ({"embeds": "vllm"}, "source"),
+        ({"embeds": "vllm"}, "vllm-chat"),
         ({"api_key_env": "ATOLL_TEST_NO_SUCH_KEY"}, "has no ATOLL_TEST_NO_SUCH_KEY"),
         ({"api_key": "secret"}, "unknown option 'api_key'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -25,7 +26,7 @@ SOUND: dict[str, object] = {"type": "input_audio", "input_audio": {"data": "AAAA
 WORDS: dict[str, object] = {"type": "text", "text": "hello"}
 
 
-def chat(*parts: dict[str, object], **more: object) -> dict[str, object]:
+def chat(*parts: Mapping[str, object], **more: object) -> dict[str, object]:
     return {"model": "m", "messages": [{"role": "user", "content": list(parts)}], **more}
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
+from atoll.runtime.executor.executor_pages import render_metrics
+from atoll.runtime.executor.figures import ComponentFigures
 from atoll.runtime.local.executor_profile import (
     ExecutorProfile,
     derive_rates,
+    fill_in,
     read_executor_profile,
 )
 
@@ -64,7 +69,56 @@ def test_a_worked_example(tmp_path: Path) -> None:
     assert rates == {
         ("vision", "L4", "request"): pytest.approx(4.0),
         ("llm", "L4", "request"): pytest.approx(4.0),
+        ("vision+llm", "L4", "request"): pytest.approx(2.0),
     }
+
+
+def metrics_of(executor: str, ran: dict[str, list[tuple[int, float]]]) -> str:
+    """The metrics of an executor whose components ran batches of these sizes for so long."""
+    workers = {}
+    for component, batches in ran.items():
+        figures = ComponentFigures()
+        for size, seconds in batches:
+            figures.count_batch(size, seconds)
+        workers[component] = SimpleNamespace(figures=figures, waiting=0, running=0)
+    store = MagicMock(used_bytes=0)
+    return render_metrics(executor, workers, store, 0).decode()  # type: ignore[arg-type]
+
+
+def test_executors_that_run_say_what_they_carry(tmp_path: Path) -> None:
+    # As in the worked example: 0.25 s alone, 1/3 s together, of a part; images in batches of two.
+    pages = {
+        "eyes": metrics_of("eyes", {"see": [(1, 0.3), (2, 0.5), (2, 0.5), (8, 1.45)]}),
+        "mind": metrics_of("mind", {"llm": [(1, 0.25)] * 4}),
+        "both": metrics_of("both", {"see": [(1, 1 / 3)] * 3, "llm": [(1, 1 / 3)] * 6}),
+    }
+    data = json.loads(json.dumps(WORKED))
+    for name, executor in data["executors"].items():
+        del executor["throughput"]
+        executor |= {"metrics": name, "components": {"vision": ["see"]}}
+    profile = fill_in(read_executor_profile(write(tmp_path, data)), pages.__getitem__)
+    carried = {name: one.throughput for name, one in profile.executors.items()}
+    took = (0.3 + 0.5 + 0.5 + 1.45) / 13
+    assert carried == pytest.approx({"eyes": 1 / (0.5 * took), "mind": 4.0, "both": 2.0})
+    found = derive_rates(profile, "L4")
+    assert found.alpha["both"] == pytest.approx(0.5 / (0.5 * took + 0.25))
+    tables = {rate.part: rate.batches for rate in found.rates}
+    assert tables == {
+        "vision": ((1, 0.3), (2, 0.5), (8, 1.45)),
+        "llm": (),
+        "vision+llm": (),
+    }
+
+
+def test_executors_that_did_not_run_say_so(tmp_path: Path) -> None:
+    data = changed("executors", "eyes", to={"parts": ["vision"], "metrics": "eyes"})
+    profile = read_executor_profile(write(tmp_path, data))
+    with pytest.raises(InputError, match="vision has not run there") as error:
+        fill_in(profile, lambda _: metrics_of("eyes", {"see": [(1, 0.3)]}))
+    assert error.value.field == "executors.eyes.metrics"
+    nothing = write(tmp_path, changed("executors", "eyes", to={"parts": ["vision"]}))
+    with pytest.raises(InputError, match="give what it carries once"):
+        read_executor_profile(nothing)
 
 
 RATES = st.floats(0.1, 100.0)

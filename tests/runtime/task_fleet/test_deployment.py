@@ -6,7 +6,9 @@ import pytest
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError, UsageError
-from atoll.plan.plan import Flow, Instance, Node, Plan, RequestPath, RequestStep
+from atoll.plan.plan import Flow, Guest, Instance, Node, Plan, RequestPath, RequestStep
+from atoll.runtime.graph_server.graph_config import ExecutorAddress
+from atoll.runtime.graph_server.path_router import PathRouter
 from atoll.runtime.task_fleet.deployment import deployment_of
 from atoll.runtime.task_fleet.parts import (
     OWN_MODEL,
@@ -227,3 +229,41 @@ def test_mistakes_in_a_tasks_file_are_one_line_with_its_place(
         read_tasks_file(path)
     assert "\n" not in str(caught.value)
     assert "tasks.yaml" in str(caught.value)
+
+
+def _shared_plan() -> Plan:
+    """The eyes of the assistant work for a reader, too, which thinks by itself."""
+    eyes = _executor("eyes", "vision").model_copy(
+        update={"guests": (Guest(service="reader", per_s=0.5),)}
+    )
+    mind = _executor("mind", "llm").model_copy(
+        update={"service": "reader", "role": "reader/llm/serve"}
+    )
+    path = _path("image+text", ("vision", {"eyes": 1.0}), ("llm", {"mind": 1.0}))
+    return _plan(eyes, mind, paths=(path.model_copy(update={"service": "reader"}),))
+
+
+def test_who_shares_an_executor_finds_it_on_its_paths() -> None:
+    parts = {"assistant": own_parts(), "reader": own_parts()}
+    made = deployment_of(_shared_plan(), ["reader"], parts)
+    assert [executor.id for executor in made.executors] == ["eyes", "mind"]
+    assert dict(made.executors[0].components) == {"smollm2-vision": {}}
+    (reader,) = made.services
+    addresses = [
+        ExecutorAddress(id=one.id, address="x", components=tuple(one.components))
+        for one in made.executors
+    ]
+    route = PathRouter(reader, addresses).route((("text", "image"), ("text",)))
+    assert route.executors == {"smollm2-vision": "eyes", "smollm2": "mind"}
+    # Who is another's alone is asked where none of one's own is there.
+    third = ExecutorAddress(id="theirs", address="x", components=("smollm2",))
+    router = PathRouter(reader, [*addresses, third])
+    assert {router.assign("smollm2") for _ in range(4)} == {"mind"}
+    assert router.assign("smollm2", {"mind"}) == "theirs"
+
+
+def test_services_that_share_an_executor_name_the_same_components_for_it() -> None:
+    other = own_parts().model_copy(update={"parts": {**own_parts().parts, "vision": ("minilm",)}})
+    parts = {"assistant": own_parts(), "reader": other}
+    with pytest.raises(UsageError, match="assistant and reader share vision, and name other"):
+        deployment_of(_shared_plan(), ["assistant", "reader"], parts)

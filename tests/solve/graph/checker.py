@@ -48,8 +48,8 @@ def _work(program: GraphProgram, answer: GraphAnswer) -> list[str]:
     busy: dict[tuple[int, str], float] = defaultdict(float)
     for flow in answer.flows:
         executor = program.executors[flow.executor]
-        assert executor.service == flow.service
-        seconds = executor.seconds[flow.klass, flow.part]
+        assert flow.service in executor.services
+        seconds = executor.seconds[flow.service, flow.klass, flow.part]
         busy[flow.executor, flow.region] += seconds * flow.rate_per_s
     have = {(p.executor, p.region): p.count for p in answer.placed}
     return [
@@ -136,7 +136,7 @@ def _chains(program: GraphProgram, answer: GraphAnswer) -> list[str]:
                 late: dict[str, list[tuple[float, float]]] = {chain.first: [], chain.second: []}
                 for (s, t, w, part, e, r), flow in answer.split.items():
                     if (s, t, w, r) == (service, name, route, region) and part in late:
-                        latency = program.executors[e].latency_s.get((name, part), 0.0)
+                        latency = program.executors[e].latency_s.get((service, name, part), 0.0)
                         late[part].append((latency, flow))
                 for part, each in late.items():
                     if not _close(sum(flow for _, flow in each), rate):

@@ -47,8 +47,8 @@ def machine(
 def executor(
     kind: str, seconds: dict[str, float], latency: dict[str, float] | None = None
 ) -> ExecutorType:
-    late = {("t", part): value for part, value in (latency or {}).items()}
-    each = {("t", part): value for part, value in seconds.items()}
+    late = {("s", "t", part): value for part, value in (latency or {}).items()}
+    each = {("s", "t", part): value for part, value in seconds.items()}
     return ExecutorType("s", tuple(seconds), ((kind, 1),), each, late)
 
 
@@ -131,7 +131,7 @@ def test_a_shortage_is_shared_or_refused() -> None:
 
 def test_priority_decides_who_is_short() -> None:
     types = tuple(
-        ExecutorType("s", ("a",), (("A:1", 1),), {(name, "a"): 1.0}, {}) for name in ("t", "u")
+        ExecutorType("s", ("a",), (("A:1", 1),), {("s", name, "a"): 1.0}, {}) for name in ("t", "u")
     )
     classes = (
         ClassDemand("s", "t", 2.0, (("a",),), priority=1.0),

@@ -21,7 +21,7 @@ from benchmarks.any_to_any.cells_cases import make_case
 
 
 def type_of(parts: str, latency: float = 0.0) -> ExecutorType:
-    keys = [("t", part) for part in parts]
+    keys = [("s", "t", part) for part in parts]
     return ExecutorType(
         "s", tuple(parts), (("A:1", 1),), dict.fromkeys(keys, 1.0), dict.fromkeys(keys, latency)
     )
@@ -91,7 +91,7 @@ def test_paths_add_up_and_keep_chains(seed: int) -> None:
         for chain in klass.chains:
             if chain.first in at and chain.second in at:
                 late = [
-                    program.executors[at[part]].latency_s[klass.name, part]
+                    program.executors[at[part]].latency_s[*klass.key, part]
                     for part in (chain.first, chain.second)
                 ]
                 assert sum(late) <= chain.budget_s + 1e-9

@@ -39,7 +39,7 @@ def small(seed: int) -> GraphProgram:
     kinds = [f"{m.gpu}:{size}" for m in machines for size in m.sizes if size < 4]
     executors = []
     for group in [(part,) for part in parts] + [rng.sample(parts, 2)]:
-        keys = [("t", part) for part in sorted(group)]
+        keys = [("s", "t", part) for part in sorted(group)]
         seconds = {key: round(rng.uniform(0.2, 0.9), 3) for key in keys}
         latency = {key: rng.choice((0.2, 0.5, 0.8)) for key in keys}
         uses = ((rng.choice(kinds), 1),)
@@ -122,7 +122,8 @@ def test_some_nics_bind() -> None:
 def test_executors_that_talk_share_a_machine() -> None:
     machine = Machines(("r", "2xP", "owned"), "P", 2, 2, 1.0, (1, 2), 1e5)
     types = tuple(
-        ExecutorType("s", (part,), (("P:1", 1),), {("t", part): 0.5}, {}) for part in ("a", "b")
+        ExecutorType("s", (part,), (("P:1", 1),), {("s", "t", part): 0.5}, {})
+        for part in ("a", "b")
     )
     klass = ClassDemand("s", "t", 4.0, (("a", "b"),), (), {("a", "b"): 1e6})
     program = GraphProgram((machine,), types, (klass,))

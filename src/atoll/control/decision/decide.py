@@ -252,12 +252,13 @@ def _boost(situation: Situation, memory: Memory) -> Memory:
     view, policy = situation.view, situation.policy
     ready = {seen.id for seen in view.instances if seen.status.state == "ready"}
     # Where not all of the plan serves yet, a broken promise says nothing about the plan.
-    waiting = {one.service for one in situation.wanted if one.id not in ready}
+    waiting = {name for one in situation.wanted if one.id not in ready for name in one.services}
     # Nor does one that was broken before the latest of it served.
     waiting |= {
-        seen.instance.service
+        name
         for seen in view.instances
         if seen.status.state == "ready" and view.time_s - seen.status.since_s < PROMISES_SEEN_S
+        for name in seen.instance.services
     }
     seen: dict[str, list[PromiseSeen]] = {}
     for one in view.promises:
@@ -408,7 +409,7 @@ def _act(
         if seen.status.state == "ready" and seen.status.handle not in gone
     }
     routes = _route(situation.problem, serving.values(), situation.in_force)
-    paths = spread_paths(situation.problem, serving.values(), situation.in_force)
+    paths = spread_paths(situation.problem, serving.values(), situation.in_force, memory.mixes)
     if (routes != memory.routes and (routes or memory.routes)) or paths != memory.paths:
         actions.append(ReweightRoutes(routes, _describe_serving(len(serving)), paths))
     # What failed is stopped first, for it may hold machines that the starts need.
@@ -465,7 +466,7 @@ def reroute(view: View, memory: Memory) -> ReweightRoutes | None:
     if not gone or not serving:
         return None
     routes = _route(view.problem, serving.values(), memory.plan)
-    paths = spread_paths(view.problem, serving.values(), memory.plan)
+    paths = spread_paths(view.problem, serving.values(), memory.plan, memory.mixes)
     text = f"{', '.join(gone)} gone: {_describe_serving(len(serving))}"
     return ReweightRoutes(routes, text, paths)
 

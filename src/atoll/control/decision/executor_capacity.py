@@ -41,10 +41,20 @@ class ExecutorKind(NamedTuple):
     per_s: float
 
 
-def kind_of(instance: Instance) -> ExecutorKind:
-    """Return what an executor is alike others in."""
-    per_s = 0.0 if instance.work else instance.throughput_per_s
-    return ExecutorKind(instance.parts, instance.work, per_s)
+def kind_of(instance: Instance, service: str) -> ExecutorKind:
+    """Return what an executor is alike others in, as one of its services sees it.
+
+    Of one that is shared it has the part of the time that its requests are planned to take, so that they take
+    as much longer of what there is for them.
+    """
+    part = instance.part_of(service)
+    work = tuple(
+        PartSeconds(klass, name, seconds / part if part < 1.0 else seconds)
+        for klass, name, seconds in instance.work_of(service)
+        if part > 0.0
+    )
+    per_s = 0.0 if work else instance.carries(service)
+    return ExecutorKind(instance.parts, work, per_s)
 
 
 def most_requests(needs: Sequence[ClassNeed], stand: Mapping[ExecutorKind, int]) -> float:

@@ -83,8 +83,10 @@ class CarriedLoad:
 
     def _count(self, instance: Instance, times: int) -> None:
         if instance.is_executor:
-            own = self._executors.setdefault(instance.service, Counter())
-            own[kind_of(instance)] += times
+            for name in instance.services:
+                if instance.part_of(name) > 0.0:
+                    own = self._executors.setdefault(name, Counter())
+                    own[kind_of(instance, name)] += times
             return
         per_s = times * instance.throughput_per_s
         self._by_role[instance.role] = self._by_role.get(instance.role, 0.0) + per_s
@@ -98,6 +100,14 @@ class CarriedLoad:
             return {name: self._requests(service)}
         return {role: self._by_role.get(role, 0.0) for role in self._lanes[name]}
 
+    def of_instance(self, instance: Instance) -> dict[str, float]:
+        """Return the lanes of the services whose requests an instance takes."""
+        return {
+            lane: carried
+            for name in instance.services
+            for lane, carried in self.of_service(name).items()
+        }
+
     def lanes(self) -> dict[str, float]:
         """Return all lanes."""
         found: dict[str, float] = {}
@@ -106,9 +116,9 @@ class CarriedLoad:
         return found
 
     def without(self, instance: Instance) -> dict[str, float]:
-        """Return the lanes of the instance's service if it were not there."""
+        """Return the lanes of the instance's services if it were not there."""
         self.remove(instance)
-        left = self.of_service(instance.service)
+        left = self.of_instance(instance)
         self.add(instance)
         return left
 

@@ -207,7 +207,7 @@ def _start(walk: _Walk, missing: Sequence[Instance], replacing: bool) -> None:
         if under_way >= policy.parallel_starts:
             walk.waits.append(f"{instance.id} waits: {under_way} are starting")
             continue
-        soon = coming.of_service(instance.service)
+        soon = coming.of_instance(instance)
         needed = any(is_short(soon[lane], walk.demand[lane]) for lane in _lanes_of(instance, soon))
         # What the demand needs is not held to the surge: its lane is short without it.
         if replacing and not needed and under_way >= surge:
@@ -231,7 +231,7 @@ def _lanes_of(instance: Instance, lanes: Lanes) -> tuple[str, ...]:
 
 def _shortage(walk: _Walk, instance: Instance, ready: Lanes) -> float:
     """Return which share of the demand of its lane is not carried now."""
-    lanes = walk.carried.of_service(instance.service)
+    lanes = walk.carried.of_instance(instance)
     short = 0.0
     for lane in _lanes_of(instance, lanes):
         need = walk.demand[lane]
@@ -249,7 +249,7 @@ def _release(
     floors, exceeded = _find_floors(walk, wanted) if surplus else ({}, False)
     for seen in sorted(surplus, key=lambda one: (-one.instance.usd_per_hour, one.id)):
         if seen.status.state == "starting":
-            lanes = walk.carried.of_service(seen.instance.service)
+            lanes = walk.carried.of_instance(seen.instance)
             short = any(is_short(lanes[lane], walk.demand[lane]) for lane in lanes)
             # It carries nothing yet: it is worth keeping where its lane is short and limits allow it.
             if short and not exceeded:
@@ -312,7 +312,7 @@ def _state_dips(walk: _Walk, seen: ObservedInstance, after: Lanes) -> None:
     """State what lanes lose with an instance that has just been drained, where the demand needs it."""
     # Put back for a moment, to see what its lanes carried with it.
     walk.carried.add(seen.instance)
-    before = walk.carried.of_service(seen.instance.service)
+    before = walk.carried.of_instance(seen.instance)
     walk.carried.remove(seen.instance)
     for lane, left in sorted(after.items()):
         need = walk.demand[lane]
@@ -331,9 +331,11 @@ def _make_room(walk: _Walk, missing: Sequence[Instance], left: Sequence[Observed
     if walk.moving or not left:
         return
     # Nothing goes of a service of which something starts: what it carries is about to change.
-    busy = {seen.instance.service for seen in walk.starting}
+    busy = {name for seen in walk.starting for name in seen.instance.services}
     spared = walk.asked.spared
-    free = [seen for seen in left if seen.instance.service not in busy and seen.id not in spared]
+    free = [
+        seen for seen in left if busy.isdisjoint(seen.instance.services) and seen.id not in spared
+    ]
     best: tuple[float, str, list[ObservedInstance]] | None = None
     # Instances of one placement need the same room, so that one of them answers for all.
     tried: set[object] = set()
@@ -398,7 +400,7 @@ def _dip_without(walk: _Walk, seen: ObservedInstance) -> float:
     # It carries nothing yet, so its end costs nothing.
     if seen.status.state == "starting":
         return 0.0
-    before = walk.carried.of_service(seen.instance.service)
+    before = walk.carried.of_instance(seen.instance)
     after = walk.carried.without(seen.instance)
     worst = 0.0
     for lane, left in after.items():

@@ -171,7 +171,7 @@ def _find_end(
         end_s = outlook.suffices_until_s(service, left)
         if end_s is not None:
             until_s = min(until_s, end_s)
-            missed += [one for one in living if one.service == name and one.id not in stays]
+            missed += [one for one in living if name in one.services and one.id not in stays]
     return until_s, missed
 
 
@@ -182,12 +182,13 @@ def _clock(time_s: float) -> str:
 
 def _rate_anew(living: Sequence[Instance], new: Sequence[Instance]) -> tuple[Instance, ...]:
     """Return what lives with the throughput that the new plan gives its like: lengths may have changed."""
-    known = {one.placement_key: one.throughput_per_s for one in new}
+    known = {one.placement_key: (one.throughput_per_s, one.guests) for one in new}
     rated = []
     for one in living:
-        rate = known.get(one.placement_key, one.throughput_per_s)
-        same = rate == one.throughput_per_s
-        rated.append(one if same else one.model_copy(update={"throughput_per_s": rate}))
+        rate, guests = known.get(one.placement_key, (one.throughput_per_s, one.guests))
+        same = (rate, guests) == (one.throughput_per_s, one.guests)
+        update = {"throughput_per_s": rate, "guests": guests}
+        rated.append(one if same else one.model_copy(update=update))
     return tuple(rated)
 
 
@@ -196,7 +197,8 @@ def _find_emptied(
 ) -> tuple[str, ...]:
     """Return the services that run now, are asked for, and have no place in the new plan."""
     asked = {service.name for service in problem.services if service.rate_per_s > 0.0}
-    return tuple(sorted((asked & {one.service for one in living}) - {one.service for one in new}))
+    old, kept = ({name for one in some for name in one.services} for some in (living, new))
+    return tuple(sorted((asked & old) - kept))
 
 
 def _worst_share(carried: Lanes, demand: Lanes) -> float:

@@ -33,7 +33,8 @@ def judge_parts(
     names = [service.name for service in problem.services]
     before, after = _by_service(names, in_force.instances), _by_service(names, new.instances)
     changed = [name for name in names if _ids(before[name]) != _ids(after[name])]
-    if len(changed) < 2 or not _are_apart(problem) or not all(before.values()):
+    shared = any(one.guests for one in (*in_force.instances, *new.instances))
+    if len(changed) < 2 or shared or not _are_apart(problem) or not all(before.values()):
         return None
     chosen, adopted = dict(before), frozenset[str]()
     reasons: list[tuple[str, Verdict]] = []

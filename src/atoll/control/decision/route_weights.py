@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from atoll.control.decision.control_view import Mixes
 from atoll.control.decision.executor_capacity import (
     ClassNeed,
     ExecutorKind,
@@ -63,24 +64,31 @@ def spread_routes(
 
 
 def spread_paths(
-    problem: Problem, serving: Iterable[Instance], plan: Plan | None
+    problem: Problem, serving: Iterable[Instance], plan: Plan | None, mixes: Mixes
 ) -> tuple[RequestPath, ...]:
-    """Return the paths of all any-to-any services over the executors that serve now."""
+    """Return the paths of all any-to-any services over the executors that serve now.
+
+    `mixes` are those that the plan is for: paths change with what serves, and not with every request.
+    """
     graphs = problem.graph_services
     if not graphs or plan is None:
         return ()
     models = problem.catalog().models
     standing: dict[str, list[Instance]] = {}
     for one in serving:
-        if one.is_executor:
-            standing.setdefault(one.service, []).append(one)
+        for name in one.services if one.is_executor else ():
+            standing.setdefault(name, []).append(one)
     paths: list[RequestPath] = []
     for service in graphs:
         given = [path for path in plan.paths if path.service == service.name]
         here = standing.get(service.name, [])
-        planned = {one.id for one in plan.executor_instances if one.service == service.name}
+        planned = {one.id for one in plan.executor_instances if service.name in one.services}
         if {one.id for one in here} != planned:
-            needs = list_needs(models[service.model], service)
+            mix = mixes.get(service.name, {})
+            needs = tuple(
+                need._replace(share=mix.get(need.klass, need.share))
+                for need in list_needs(models[service.model], service)
+            )
             given = _spread_parts(service.name, needs, here) or given
         paths += given
     return tuple(paths)
@@ -92,7 +100,7 @@ def _spread_parts(
     """Return paths over executors in the way that carries most; none where a class has no way."""
     names: dict[ExecutorKind, list[str]] = {}
     for one in sorted(here, key=lambda each: each.id):
-        names.setdefault(kind_of(one), []).append(one.id)
+        names.setdefault(kind_of(one, service), []).append(one.id)
     best = best_flows(needs, {kind: len(own) for kind, own in names.items()})
     if best.per_s <= 0.0:
         return []
@@ -103,6 +111,9 @@ def _spread_parts(
     paths = []
     for need in needs:
         for share, parts in _list_ways(need, doing):
+            # Nobody asks for it: who serves it is asked when somebody does.
+            if any((need.klass, part) not in doing for part in parts):
+                continue
             steps: list[RequestStep] = []
             for part in parts:
                 rates = doing[need.klass, part]

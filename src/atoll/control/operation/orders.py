@@ -91,14 +91,14 @@ class OrderMaker:
         self, instance: Instance, labels: Labels, plan: Plan, settings: CommandSettings
     ) -> tuple[NodeCommand, ...]:
         if instance.is_executor:
-            parts = self._parts.get(instance.service)
-            if parts is None:
+            missing = [name for name in instance.services if name not in self._parts]
+            if missing:
                 raise DeployError(
-                    f"nothing is known to run the parts of {instance.service}",
+                    f"nothing is known to run the parts of {missing[0]}",
                     kind="settings",
                     hint="name components for them with `parts` FILE",
                 )
-            return (executor_command(instance, parts, settings, labels=labels),)
+            return (executor_command(instance, self._parts, settings, labels=labels),)
         weights = self._weights.get(instance.service)
         if weights is None:
             raise DeployError(

@@ -422,7 +422,7 @@ class Rollout:
         entrance = self.record.entrance
         if entrance is None or entrance.url is None:
             return
-        wanted = {one.service for one in self.controller.memory.wanted}
+        wanted = {name for one in self.controller.memory.wanted for name in one.services}
         while True:
             models = asyncio.run(_ask_models(entrance))
             missing = wanted - set(models or ())

@@ -134,15 +134,15 @@ def _loads_of(plan: Plan, service: Service, catalog: Catalog) -> np.ndarray:
 
 def _simulate(plan: Plan, alone: Problem, catalog: Catalog, times: float, seed: int) -> TaskResult:
     """Simulate a plan with so many times as much asked as its problem says."""
-    from atoll.sim.tasks.from_plan import simulate_service
+    from atoll.sim.tasks.from_plan import simulate_services
 
     (service,) = alone.services
     asked = service.model_copy(update={"rate_per_s": times * service.rate_per_s})
-    return simulate_service(
+    return simulate_services(
         plan,
         alone.model_copy(update={"services": (asked,)}),
         catalog,
-        service.name,
+        (service.name,),
         requests=_REQUESTS,
         seed=seed,
     )

@@ -30,8 +30,8 @@ Tell = Callable[[str, float], None]
 @dataclass(frozen=True, slots=True)
 class OperationSummary:
     """A contender in a row: dollars, the share of requests that kept their promises, points above the target
-    of the worst service, seconds short and what of them could have been prevented, starts, and dollars that
-    Atoll saves against it.
+    of the worst service or class, seconds short and what of them could have been prevented, starts, and
+    dollars that Atoll saves against it.
     """
 
     name: str

@@ -227,7 +227,7 @@ def node_commands(
 
 def executor_command(
     instance: Instance,
-    served: ServedParts,
+    parts: Mapping[str, ServedParts],
     settings: CommandSettings,
     *,
     labels: Labels | None = None,
@@ -235,9 +235,10 @@ def executor_command(
 ) -> NodeCommand:
     """Return what an executor runs; InputError where nothing stands for the parts that it is planned for.
 
-    It meets its graph server in the fleet of its labels, or in `fleet`.
+    `parts` are those of every service that it takes requests of. It meets its graph server in the fleet of
+    its labels, or in `fleet`.
     """
-    components = components_of(instance, served)
+    components = components_of(instance, parts)
     if not components:
         raise InputError(
             f"nothing runs {'+'.join(instance.parts)} alone ({instance.id})",

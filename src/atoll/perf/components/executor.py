@@ -26,6 +26,8 @@ from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
 from atoll.perf.components.makers import token_rate
 from atoll.perf.components.measured import MeasuredRates
 from atoll.perf.components.sites import (
+    ALONE,
+    Company,
     ExecutorSite,
     decode_seconds,
     open_site,
@@ -46,7 +48,8 @@ class ExecutorWork:
     `seconds` are executor time per request; a pair is absent where the class does not need the part or its
     promise cannot be kept. `latency_s` is how long a request is there when nothing else is. `kv_tokens` is
     room for tokens of the llm, in all copies. `limits` says what bounds the batch, `provenance` what the
-    figures rest on.
+    figures rest on. `slowed` is by how much longer its parts take together than was worked out, in `seconds`
+    already: 1 where nothing was measured of the whole executor.
     """
 
     parts: tuple[str, ...]
@@ -58,6 +61,7 @@ class ExecutorWork:
     kv_tokens: int
     limits: Mapping[Key, str] = field(hash=False)
     provenance: str
+    slowed: float = 1.0
 
 
 def executor_work(
@@ -71,17 +75,20 @@ def executor_work(
     constants: ConstantTable | None = None,
     measured: MeasuredRates | None = None,
     host: Host = ENGINE_HOST,
+    company: Company = ALONE,
 ) -> ExecutorWork | None:
     """Return what an executor of `parts` on `node` carries; None where it does not fit.
 
     A node of n GPUs with tp below n holds n / tp copies side by side. Without `tp` the best is taken: the one
     that keeps most promises, then takes the least time for the mix of classes, then splits most. `host` is
-    what preparing media takes beside the GPU.
+    what preparing media takes beside the GPU, `company` who else's requests it takes.
     """
     check_parts(model, parts)
     best: tuple[tuple[int, float], ExecutorWork] | None = None
     for size in tp_choices(model, parts, node, tp):
-        site = open_site(model, parts, node, classes, size, engine, constants, measured, host)
+        site = open_site(
+            model, parts, node, classes, size, engine, constants, measured, host, company
+        )
         if site is None:
             continue
         work = _work(site, classes)
@@ -119,6 +126,10 @@ def _work(site: ExecutorSite, classes: Sequence[RequestClass]) -> ExecutorWork:
             latency[key], limits[key] = found.latency_s, found.limit
             if found.seconds > 0.0:
                 seconds[key] = found.seconds / copies
+    slowed = _slowed(site, classes, seconds)
+    if slowed != 1.0:
+        seconds = {key: slowed * value for key, value in seconds.items()}
+        grounds["the whole executor was measured"] = None
     return ExecutorWork(
         parts=site.parts,
         node=site.node,
@@ -129,7 +140,23 @@ def _work(site: ExecutorSite, classes: Sequence[RequestClass]) -> ExecutorWork:
         kv_tokens=site.llm_tokens,
         limits=limits,
         provenance="; ".join(grounds),
+        slowed=slowed,
     )
+
+
+def _slowed(
+    site: ExecutorSite, classes: Sequence[RequestClass], seconds: Mapping[Key, float]
+) -> float:
+    """By how much parts of one executor slow each other down: measured over worked-out seconds.
+
+    Of a mean request of the service's mix (alpha in appendix C of Cornserve).
+    """
+    known = None
+    if site.measured is not None:
+        known = site.measured.executor_seconds(site.parts, site.node)
+    shares = {klass.name: klass.share for klass in classes}
+    mean = sum(shares[name] * value for (name, _), value in seconds.items())
+    return known / mean if known is not None and mean > 0.0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)

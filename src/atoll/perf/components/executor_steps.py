@@ -11,7 +11,7 @@ from atoll.engines.table import EngineChoice
 from atoll.perf.components.batches import ENGINE_HOST, Host
 from atoll.perf.components.executor import Key, check_parts, executor_work
 from atoll.perf.components.measured import MeasuredRates
-from atoll.perf.components.sites import open_site
+from atoll.perf.components.sites import ALONE, Company, open_site
 from atoll.perf.constants import ConstantTable
 from atoll.perf.step import AnalyticStepModel
 from atoll.workload.classes import RequestClass
@@ -38,7 +38,10 @@ class PartSteps:
 
 @dataclass(frozen=True)
 class ExecutorSteps:
-    """An executor as a simulator runs it: `copies` side by side, each with these parts, by (class, part)."""
+    """An executor as a simulator runs it: `copies` side by side, each with these parts, by (class, part).
+
+    Every step takes `slowed` times as long as its part says.
+    """
 
     parts: tuple[str, ...]
     node: NodeType
@@ -46,6 +49,7 @@ class ExecutorSteps:
     copies: int
     steps: Mapping[Key, PartSteps] = field(hash=False)
     provenance: str = ""
+    slowed: float = 1.0
 
 
 def executor_steps(
@@ -59,6 +63,7 @@ def executor_steps(
     constants: ConstantTable | None = None,
     measured: MeasuredRates | None = None,
     host: Host = ENGINE_HOST,
+    company: Company = ALONE,
 ) -> ExecutorSteps | None:
     """Return what an executor of `parts` on `node` is to a simulator; None where it does not fit.
 
@@ -75,10 +80,13 @@ def executor_steps(
         constants=constants,
         measured=measured,
         host=host,
+        company=company,
     )
     if work is None:
         return None
-    site = open_site(model, parts, node, classes, work.tp, engine, constants, measured, host)
+    site = open_site(
+        model, parts, node, classes, work.tp, engine, constants, measured, host, company
+    )
     assert site is not None
     copies = node.count // work.tp
     found: dict[Key, PartSteps] = {}
@@ -101,4 +109,4 @@ def executor_steps(
                 max_batch=site.most(times),
                 rounds=times.rounds,
             )
-    return ExecutorSteps(site.parts, node, work.tp, copies, found, work.provenance)
+    return ExecutorSteps(site.parts, node, work.tp, copies, found, work.provenance, work.slowed)

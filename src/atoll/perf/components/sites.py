@@ -53,6 +53,28 @@ _EXECUTOR_HOST_TIME = HostTime(step_s=0.3e-3, sequence_s=1e-6)
 
 
 @dataclass(frozen=True)
+class Sharer:
+    """Another service whose requests an executor takes, with `weight` requests for each of all others' 1."""
+
+    model: ModelSpec
+    classes: tuple[RequestClass, ...]
+    weight: float
+    measured: MeasuredRates | None = None
+
+
+@dataclass(frozen=True)
+class Company:
+    """Services that share an executor, as one of them sees it: the weight of its requests, and the others."""
+
+    weight: float = 1.0
+    others: tuple[Sharer, ...] = ()
+
+
+ALONE = Company()
+"""An executor of one service."""
+
+
+@dataclass(frozen=True)
 class ExecutorSite:
     """Parts of a model on one slice at one tensor-parallel size; times are those of one copy.
 
@@ -266,8 +288,12 @@ def open_site(
     constants: ConstantTable | None,
     measured: MeasuredRates | None = None,
     host: Host = ENGINE_HOST,
+    company: Company = ALONE,
 ) -> ExecutorSite | None:
-    """Return the parts at one tensor-parallel size; None where they do not fit in memory."""
+    """Return the parts at one tensor-parallel size; None where they do not fit in memory.
+
+    Memory is that which requests of all services need that share the executor, times are those of one.
+    """
     profile = executor_profile(engine, node)
     kernels = Kernels.of(copy_node(node, tp), tp, profile, constants)
     needs = {klass.name: class_parts(model, klass) for klass in classes}
@@ -280,8 +306,21 @@ def open_site(
                 times = _times(model, part, klass, kernels, node, measured, host)
                 batches[klass.name, part] = times
     makers = [part for part in parts if autoregressive_spec(model, part) is not None]
-    full = max((t.request_bytes * t.max_batch for t in batches.values()), default=0.0)
-    single = max((t.request_bytes for t in batches.values()), default=0.0)
+    weights = _kv_weights(model, makers, classes, needs, company.weight)
+    every = list(batches.values())
+    for other in company.others:
+        wants = {klass.name: class_parts(other.model, klass) for klass in other.classes}
+        every += [
+            _times(other.model, part, klass, kernels, node, other.measured, host)
+            for part in parts
+            if part not in makers
+            for klass in other.classes
+            if part in wants[klass.name]
+        ]
+        theirs = _kv_weights(other.model, makers, other.classes, wants, other.weight)
+        weights = {part: weight + theirs[part] for part, weight in weights.items()}
+    full = max((t.request_bytes * t.max_batch for t in every), default=0.0)
+    single = max((t.request_bytes for t in every), default=0.0)
     # Beside a KV cache the largest batch is set aside; alone, a batch takes what there is.
     space = fit(
         model,
@@ -291,7 +330,7 @@ def open_site(
         profile,
         batch_bytes=single,
         largest_bytes=max(full, _largest_bytes(model, parts)) if makers else 0.0,
-        kv_weights=_kv_weights(model, makers, classes, needs),
+        kv_weights=weights,
     )
     if space is None:
         return None
@@ -324,12 +363,16 @@ def _times(
     measured: MeasuredRates | None,
     host: Host,
 ) -> BatchTime:
-    """Times of batches: measured ones, as batches of one on each copy, or else predicted ones."""
+    """Times of batches: measured ones, without a table as batches of one on each copy, or predicted ones."""
     known = measured.request_seconds(part, node, klass) if measured is not None else None
     if known is None or measured is None:
         max_tokens = kernels.engine.max_tokens
         return batch_time(model, part, klass, kernels, max_tokens=max_tokens, host=host)
     copies = node.count // kernels.tp
+    line = measured.batch_line(part, node, klass)
+    if line is not None:
+        fixed_s, item_s = line.fixed_s * copies, line.item_s * copies
+        return BatchTime(fixed_s, item_s, line.max_batch, 1, 0.0, measured.source)
     return BatchTime(0.0, known * copies, 1, 1, 0.0, measured.source)
 
 
@@ -348,6 +391,7 @@ def _kv_weights(
     makers: Sequence[str],
     classes: Sequence[RequestClass],
     needs: Mapping[str, frozenset[str]],
+    weight: float,
 ) -> dict[str, float]:
     """How much KV cache requests leave at each part that keeps one, by their shares of all requests."""
     found: dict[str, float] = {}
@@ -362,5 +406,5 @@ def _kv_weights(
                 lengths = talker_lengths(model, component_of(part), klass)
             else:
                 lengths = llm_lengths(model, klass)
-            found[part] += klass.share * kv_bytes(spec, lengths.decode_context)
+            found[part] += weight * klass.share * kv_bytes(spec, lengths.decode_context)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,13 +11,15 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.ids import slug
 from atoll.perf.components.class_loads import llm_lengths, media_tokens
-from atoll.perf.components.measured import MeasuredRate
+from atoll.perf.components.component_shapes import autoregressive_spec
+from atoll.perf.components.measured import MeasuredRate, Unit, rate_of_batches
 from atoll.plan.capacities import prompt_quantile
 from atoll.plan.executors import parts_overlap, phase_ways
 from atoll.plan.files.class_schema import ImageSpec, ImagesSpec, RequestClassSpec, VideoSpec
 from atoll.plan.files.fleet_schema import FleetDocument, ServiceSpec
-from atoll.plan.problem import Lengths
+from atoll.plan.problem import Lengths, Service
 from atoll.workload.classes import (
     ImageOutput,
     Images,
@@ -365,6 +367,57 @@ def _check_paths(
             )
 
 
+def cores_of(
+    document: FleetDocument, here: tuple[str, ...], entry: ServiceSpec, model: ModelSpec
+) -> tuple[tuple[str, float], ...]:
+    """Return the CPU cores that components need, by component."""
+    for component in entry.cores:
+        with document.at(*here, "cores", component):
+            if component not in model.components:
+                raise UnknownNameError(f"component of {model.name}", component, model.components)
+    return tuple(sorted(entry.cores.items()))
+
+
+def sharing_of(
+    document: FleetDocument, here: tuple[str, ...], entry: ServiceSpec, model: ModelSpec
+) -> dict[str, object]:
+    """Return with whose executors a service shares its own, as `Service` has it."""
+    if isinstance(entry.share, bool):
+        return {"share": entry.share}
+    for component, name in entry.share.items():
+        with document.at(*here, "share", component):
+            if component not in model.components:
+                raise UnknownNameError(f"component of {model.name}", component, model.components)
+            slug(name)
+    return {"share_as": tuple(sorted(entry.share.items()))}
+
+
+def check_sharing(document: FleetDocument, catalog: Catalog, services: Iterable[Service]) -> None:
+    """Refuse components of one name that are not the same, and a name that is one service's alone."""
+    first: dict[tuple[str, str], Service] = {}
+    alone: dict[tuple[str, str], Service] = {}
+    for service in services:
+        for component, name in service.share_as:
+            known = first.setdefault((name, component), service)
+            if known is service:
+                alone[name, component] = service
+                continue
+            alone.pop((name, component), None)
+            specs = [catalog.model(one.model).components[component] for one in (known, service)]
+            if specs[0] != specs[1]:
+                raise document.error(
+                    f"{component} of {service.model} has other shapes than that of {known.model}",
+                    *("services", service.name, "share", component),
+                    hint="give them names of their own",
+                )
+    for (name, component), service in alone.items():
+        raise document.error(
+            f"no other service has a component {component} named {name}",
+            *("services", service.name, "share", component),
+            hint="name that of another service so, or leave it out",
+        )
+
+
 def rates_of(
     document: FleetDocument,
     catalog: Catalog,
@@ -374,25 +427,56 @@ def rates_of(
 ) -> tuple[MeasuredRate, ...]:
     """Return what was measured of parts, checked against the model and the catalog."""
     found = []
-    for part, places in entry.rates.items():
-        with document.at(*here, "rates", part):
-            if part not in model.graph.parts():
-                raise UnknownNameError(f"part of {model.name}", part, model.graph.parts())
+    for written, places in entry.rates.items():
+        with document.at(*here, "rates", written):
+            part = _measured_parts(model, written)
             if not places:
                 raise InputError("measured nowhere", hint="leave it out, or say on which GPUs")
         seen: dict[str, str] = {}
         for place, rates in places.items():
-            with document.at(*here, "rates", part, place):
+            with document.at(*here, "rates", written, place):
                 on = catalog.node(place).id if ":" in place else catalog.gpu(place).name
                 if on in seen:
                     raise InputError(f"the same as {seen[on]}", hint="give each place once")
                 if not rates:
                     raise InputError("nothing was measured", hint="leave it out, or add a rate")
+                if "+" in part and set(rates) != {"request"}:
+                    raise InputError(
+                        "a whole executor has a rate of requests",
+                        hint="write {request: RATE}, counted over the mix of classes",
+                    )
             seen[on] = place
             for unit, rate in rates.items():
-                if rate < _SLOWEST_PER_S:
-                    where = (*here, "rates", part, place, unit)
-                    message = f"a rate of {rate:g}/s is none"
-                    raise document.error(message, *where, hint="leave it out, or check its unit")
+                with document.at(*here, "rates", written, place, unit):
+                    if isinstance(rate, dict):
+                        found.append(_batches(model, part, on, unit, rate))
+                        continue
+                    if rate < _SLOWEST_PER_S:
+                        raise InputError(
+                            f"a rate of {rate:g}/s is none", hint="leave it out, or check its unit"
+                        )
                 found.append(MeasuredRate(part=part, on=on, per_s=rate, unit=unit))
     return tuple(found)
+
+
+def _measured_parts(model: ModelSpec, written: str) -> str:
+    """Return the part, or the parts of an executor, that something was measured of, in the model's order."""
+    order = model.graph.parts()
+    parts = [part.strip() for part in written.split("+")]
+    for part in parts:
+        if part not in order:
+            raise UnknownNameError(f"part of {model.name}", part, order)
+    if parts_overlap(parts):
+        raise InputError(f"'{written}' has a part twice", hint="name each part once")
+    return "+".join(sorted(parts, key=order.index))
+
+
+def _batches(
+    model: ModelSpec, part: str, on: str, unit: Unit, seconds: Mapping[int, float]
+) -> MeasuredRate:
+    if "+" in part or autoregressive_spec(model, part) is not None:
+        raise InputError(
+            f"{part} works on tokens, not on batches of whole requests",
+            hint="give its rate, as in {request: 2/s}",
+        )
+    return rate_of_batches(part, on, unit, seconds)

@@ -33,12 +33,15 @@ from atoll.engines.table import (
 from atoll.plan.choice import Choice
 from atoll.plan.context_length import check_max_model_len
 from atoll.plan.files.classes_file import (
+    check_sharing,
     classes_of,
+    cores_of,
     is_plain,
     lengths_of,
     paths_of,
     promises_of,
     rates_of,
+    sharing_of,
     text_lengths,
 )
 from atoll.plan.files.cluster_file import cluster_of_file
@@ -58,7 +61,7 @@ from atoll.plan.files.fleet_schema import (
     ReserveSpec,
     ServiceSpec,
 )
-from atoll.plan.files.offers_file import offers_of
+from atoll.plan.files.offers_file import offers_of, with_cores
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import (
     Lengths,
@@ -148,6 +151,9 @@ def _problem(
             services += variants
             choices.append(choice)
     check_names(document, services)
+    check_sharing(document, catalog, services)
+    if any(service.cores for service in services):
+        offers = with_cores(document, catalog, offers)
     if fleet.share_instances:
         services, choices = shared_services(document, services, choices)
     settings = fleet.settings.model_dump(exclude={"engine_limits"})
@@ -323,8 +329,8 @@ def _asked(
                 raise document.error(
                     "this field is required", *here, field, hint=f"add {field!r}, or 'classes'"
                 )
-        for field in ("paths", "rates"):
-            if getattr(entry, field):
+        for field in ("paths", "rates", "share", "cores"):
+            if field in entry.model_fields_set:
                 raise document.error(
                     "only services with classes have it", *here, field, hint="add 'classes'"
                 )
@@ -340,7 +346,9 @@ def _asked(
             hint="leave it out; classes have 'input' and 'output'",
         )
     ttft_s, tpot_s = promises_of(classes)
-    if not entry.paths and not entry.rates and is_plain(model, classes):
+    # Who says that it shares means executors, though its requests be text alone.
+    shares = "share" in entry.model_fields_set and entry.share is not False
+    if not (entry.paths or entry.rates or entry.cores or shares) and is_plain(model, classes):
         told_apart = len(classes) > 1 or classes[0].attainment is not None
         return {
             "ttft_s": ttft_s,
@@ -357,7 +365,8 @@ def _asked(
         )
     if document.content.cluster is not None:
         raise document.error(
-            "classes are planned on pools, not on fixed clusters",
+            "classes are planned on pools, not on fixed clusters: machines of those are filled with layers "
+            "of one model after the other, executors with parts",
             *here,
             "classes",
             hint="list the machines under pool.owned",
@@ -369,6 +378,8 @@ def _asked(
         "classes": classes,
         "paths": paths_of(document, here, entry, model, classes),
         "rates": rates_of(document, catalog, here, entry, model),
+        "cores": cores_of(document, here, entry, model),
+        **sharing_of(document, here, entry, model),
     }
 
 

@@ -42,7 +42,7 @@ from atoll.core.files import YamlFile
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Duration, Rate
 from atoll.engines.limits import MAX_GUESSES, GuessMethod, Scheduling
-from atoll.perf.components.measured import Unit
+from atoll.perf.components.measured import MAX_BATCHES, Unit
 from atoll.plan.cluster import KV_FILL, NodeProfile
 from atoll.plan.files.choice_schema import GridSpec, ObjectiveField, VariantSpec
 from atoll.plan.files.class_schema import ClassesField
@@ -251,6 +251,16 @@ _ReserveField = Annotated[
 ]
 
 
+BatchSeconds = dict[
+    Annotated[int, Field(ge=1, le=1_000_000)], Annotated[Duration, Field(gt=0, le=3600)]
+]
+RateField = Annotated[
+    Annotated[Requests, Tag("number")]
+    | Annotated[BatchSeconds, Field(min_length=1, max_length=MAX_BATCHES), Tag("mapping")],
+    Discriminator(_number_or_mapping),
+]
+
+
 class ServiceSpec(Frozen):
     """A model to serve, what is promised and how much is asked of it."""
 
@@ -300,11 +310,24 @@ class ServiceSpec(Frozen):
         description="The only ways that requests may go, each a list of executors, as in [vision, llm] and "
         "[vision+llm]; all that make sense if left out.",
     )
-    rates: dict[StrictStr, dict[StrictStr, dict[Unit, Requests]]] = Field(
+    rates: dict[StrictStr, dict[StrictStr, dict[Unit, RateField]]] = Field(
         default={},
         description="Parts that were measured: part -> GPU or node type -> unit (request, image, frame, "
-        "audio_s, speech_s, token) -> how many, as in vocoder: {A100-80: {speech_s: 12/s}}. They go before "
-        "what the performance model says.",
+        "audio_s, speech_s, token) -> how many, as in vocoder: {A100-80: {speech_s: 12/s}}, or the seconds "
+        "of batches, as in vision: {L4: {image: {1: 80ms, 8: 350ms}}}. They go before what the performance "
+        "model says. Of several parts, as in vision+llm: {L4: {request: 2/s}}, requests/s of a whole "
+        "executor at the mix of classes: all parts take as much longer there as that says.",
+    )
+    share: StrictBool | dict[StrictStr, StrictStr] = Field(
+        default=True,
+        description="Whether its components share executors with those of other services of the same model. "
+        "A mapping names components: those that have one name share, whatever model they are of, as in "
+        "{vision: eyes}, and the others as without it.",
+    )
+    cores: dict[StrictStr, Annotated[Number, Field(le=10_000)]] = Field(
+        default={},
+        description="CPU cores that each of its components needs on its host, as in {vision: 4, llm: 2}; "
+        "none if left out. A slice of a machine has its share of the machine's cores.",
     )
     phases: Phases = Field(
         default="auto",
@@ -402,6 +425,11 @@ class OwnedSpec(Frozen):
     whole: StrictBool = Field(
         default=False, description="Never cut a machine into slices for several instances."
     )
+    cores: Annotated[Number, Field(gt=0, le=100_000)] | None = Field(
+        default=None,
+        description="CPU cores of one machine, as its operating system counts them; those that the catalog "
+        "knows of it if left out. Asked for where a service says what its components need.",
+    )
     shares: SharesField = Field(
         default=1,
         description="In how many equal shares each of its GPUs is offered, 2 to 8: so many processes take "
@@ -426,6 +454,11 @@ class OfferSpec(Frozen):
     instance: StrictStr | None = Field(default=None, description="What the seller calls it.")
     whole: StrictBool = Field(
         default=False, description="Never cut a machine into slices for several instances."
+    )
+    cores: Annotated[Number, Field(gt=0, le=100_000)] | None = Field(
+        default=None,
+        description="CPU cores of one machine, as its operating system counts them; those that the catalog "
+        "knows of it if left out. Asked for where a service says what its components need.",
     )
     shares: SharesField = Field(
         default=1,

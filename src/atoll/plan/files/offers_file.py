@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.prices import PriceTable
@@ -42,6 +42,29 @@ def offers_of(document: FleetDocument, catalog: Catalog) -> tuple[Offer, ...]:
     if not offers:
         raise document.error("the pool is empty", "pool", hint="add cloud, owned or offers")
     return tuple(offers.values())
+
+
+def with_cores(
+    document: FleetDocument, catalog: Catalog, offers: Iterable[Offer]
+) -> tuple[Offer, ...]:
+    """Return offers with the CPU cores of their machines, as stated or as their seller says."""
+    known = {
+        (row.place, row.node_type, row.instance): row.vcpus
+        for row in catalog.prices
+        if row.vcpus is not None
+    }
+    found = []
+    for offer in offers:
+        cores = offer.cores or known.get((offer.region, offer.node_type, offer.instance))
+        if cores is None:
+            raise document.error(
+                f"how many CPU cores a machine {offer.node_type} in {offer.region} has is not known",
+                "pool",
+                hint="add 'cores' to its entry under pool.owned or pool.offers, or leave out "
+                "'cores' of services",
+            )
+        found.append(offer.model_copy(update={"cores": cores}))
+    return tuple(found)
 
 
 # Rented
@@ -197,6 +220,7 @@ def _owned_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
                 available=entry if isinstance(entry, int) else entry.count,
                 usd_per_hour=0.0 if isinstance(entry, int) else entry.usd_per_hour,
                 whole=(not isinstance(entry, int) and entry.whole) or not can_be_cut(catalog, kind),
+                cores=None if isinstance(entry, int) else entry.cores,
             )
 
 

@@ -19,6 +19,8 @@ Rules, per instance and then for the plan as a whole:
     availability   no more machines are used than there are; one that is cut counts once
     slice          slices are GPUs of one machine that may be cut so, and no GPU has two
     pinning        services stand only on kinds of nodes they allow
+    sharing        services share executors only of components that they have in common
+    cores          slices have the CPU cores that parts of executors need
     kept           instances said to be kept do run now
     demand         every service is served, unless the plan says it is partial
     served         the stated share of demand served is the true one, and every service has one

@@ -12,7 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError, UnknownNameError, UsageError
 from atoll.perf.components.executor import ExecutorWork
+from atoll.plan.component_sharing import may_share
 from atoll.plan.executors import (
+    cores_needed,
+    cores_of_slice,
     first_text_parts,
     group_of,
     handover_s,
@@ -27,20 +30,27 @@ from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.violation import TOLERANCE, Violation, differs, exceeds, violation
 from atoll.workload.classes import RequestClass
 
-Works = Mapping[str, ExecutorWork]
+Works = Mapping[tuple[str, str], ExecutorWork]
+"""What executors do, by executor and service."""
 _Machine = tuple[object, ...]
 """What tells a machine from others (`machine_of`)."""
 
 
 def check_executor(
     instance: Instance, problem: Problem, catalog: Catalog
-) -> tuple[list[Violation], ExecutorWork | None]:
-    """Return what is wrong with one executor, and what work it does if it stands."""
+) -> tuple[list[Violation], dict[tuple[str, str], ExecutorWork]]:
+    """Return what is wrong with one executor, and what work it does for its services if it stands."""
     service = problem.service(instance.service)
     model = catalog.model(service.model)
     here = instance.id
     if len(instance.nodes) != 1 or instance.stages != 1:
-        return [violation("layers", here, "an executor stands on one node")], None
+        return [
+            violation(
+                "layers",
+                here,
+                "an executor stands on one node: its parts share GPUs, and no layers are handed on",
+            )
+        ], {}
     (node,) = instance.nodes
     broken: list[Violation] = []
     if (node.start, node.end) != (0, 1):
@@ -48,29 +58,66 @@ def check_executor(
         broken.append(violation("layers", here, message))
     unknown = [part for part in instance.parts if part not in model.graph.parts()]
     if unknown:
-        return [violation("name", here, f"{model.name} has no part {unknown[0]}")], None
+        return [violation("name", here, f"{model.name} has no part {unknown[0]}")], {}
     if parts_overlap(instance.parts):
         broken.append(violation("name", here, f"{instance.role} has a part twice"))
-    if not service.allows(node.kind):
-        message = f"{service.name} may not stand on {node.kind}"
-        broken.append(violation("pinning", here, message))
+    broken += _check_guests(instance, service, problem)
+    if broken:
+        return broken, {}
+    services = [problem.service(name) for name in instance.services]
+    for one in services:
+        if not one.allows(node.kind):
+            message = f"{one.name} may not stand on {node.kind}"
+            broken.append(violation("pinning", here, message))
     if node.region is not None and node.region != instance.region:
         broken.append(violation("region", here, f"its node is in {node.region}"))
-    try:
-        work = node_work(problem, catalog, service, instance)
-    except (InputError, UsageError) as error:
-        broken.append(violation("memory", here, error.message))
-        return broken, None
-    if work is None:
-        message = f"{'+'.join(instance.parts)} does not fit on {node.kind}"
-        broken.append(violation("memory", here, message))
-    return broken, work
+    broken += _check_cores(instance, services, problem)
+    works: dict[tuple[str, str], ExecutorWork] = {}
+    for one in services:
+        try:
+            work = node_work(problem, catalog, one, instance)
+        except (InputError, UsageError) as error:
+            broken.append(violation("memory", here, error.message))
+            return broken, {}
+        if work is None:
+            message = f"{'+'.join(instance.parts)} does not fit on {node.kind}"
+            broken.append(violation("memory", here, message))
+            return broken, {}
+        works[here, one.name] = work
+    return broken, works
+
+
+def _check_cores(
+    instance: Instance, services: list[Service], problem: Problem
+) -> Iterator[Violation]:
+    """An executor's slice has the CPU cores that its parts need."""
+    (node,) = instance.nodes
+    offer = problem.offer(instance.region, node.node_type, node.market)
+    cores = math.inf if offer is None else cores_of_slice(offer, node.gpus)
+    needed = cores_needed(services, instance.parts)
+    if exceeds(needed, cores):
+        message = f"needs {needed:g} CPU cores, and {node.kind} has {cores:g}"
+        yield violation("cores", instance.id, message, needed - cores)
+
+
+def _check_guests(instance: Instance, service: Service, problem: Problem) -> Iterator[Violation]:
+    """Only services with the same components share an executor, each once."""
+    graphs = {one.name: one for one in problem.graph_services}
+    for name, count in Counter(instance.services).items():
+        if count > 1:
+            yield violation("name", instance.id, f"{name} shares it {count} times")
+        elif name not in graphs:
+            yield violation("name", instance.id, f"{name} has no classes of requests")
+        elif name != service.name and not may_share(problem, service, graphs[name], instance.parts):
+            what = "+".join(instance.parts)
+            message = f"{name} and {service.name} do not have {what} in common"
+            yield violation("sharing", instance.id, message)
 
 
 def check_paths(plan: Plan, problem: Problem, catalog: Catalog) -> list[Violation]:
     """Return what is wrong with the paths of a plan and the executors that they lead over."""
     found: list[Violation] = []
-    works: dict[str, ExecutorWork] = {}
+    works: dict[tuple[str, str], ExecutorWork] = {}
     executors = {i.id: i for i in plan.executor_instances}
     graphs = {service.name for service in problem.graph_services}
     for instance in executors.values():
@@ -80,8 +127,7 @@ def check_paths(plan: Plan, problem: Problem, catalog: Catalog) -> list[Violatio
             continue
         broken, work = check_executor(instance, problem, catalog)
         found += broken
-        if work is not None:
-            works[instance.id] = work
+        works |= work
     found += [
         violation("name", path.service, "a path of a service that has no classes")
         for path in plan.paths
@@ -110,7 +156,7 @@ def _check_path(
     except UnknownNameError as error:
         yield violation("name", here, error.message)
         return
-    executors = {i.id: i for i in plan.executor_instances if i.service == path.service}
+    executors = {i.id: i for i in plan.executor_instances if path.service in i.services}
     regions = set()
     for step in path.steps:
         if differs(sum(step.instances.values()), 1.0):
@@ -196,8 +242,9 @@ def _check_promise(
         for part in step.parts:
             holders[part] = [executors[name] for name, w in step.instances.items() if w > 0]
             for executor in holders[part]:
-                took = works[executor.id].latency_s.get((klass.name, part))
-                if took is None or (klass.name, part) not in works[executor.id].seconds:
+                work = works[executor.id, service.name]
+                took = work.latency_s.get((klass.name, part))
+                if took is None or (klass.name, part) not in work.seconds:
                     message = f"{executor.id} cannot keep its promise with {part}"
                     yield violation("node-capacity", here, message)
                     return
@@ -261,36 +308,48 @@ def _check_work(plan: Plan, problem: Problem, works: Works) -> Iterator[Violatio
     """No executor works more than a second a second, and it carries what it says."""
     busy, passing = executor_loads(plan, problem, works)
     for instance in plan.executor_instances:
-        seconds = busy.get(instance.id, 0.0)
+        spent = {name: busy.get((instance.id, name), 0.0) for name in instance.services}
+        seconds = sum(spent.values())
         if seconds > 1.0 + TOLERANCE:
             message = f"works {seconds:.4g} seconds a second"
             yield violation("node-capacity", instance.id, message, seconds - 1.0)
-        carried = passing.get(instance.id, 0.0)
-        if differs(carried, instance.throughput_per_s):
-            message = f"{carried:g} requests/s pass, {instance.throughput_per_s:g}/s are stated"
-            yield violation("throughput", instance.id, message)
-        for klass, part, stated in instance.work:
-            real = works[instance.id].seconds.get((klass, part), math.inf)
-            if exceeds(real, stated):
-                message = f"{part} takes {real:.4g} s of '{klass}', {stated:.4g} s are stated"
-                yield violation("node-capacity", instance.id, message, real - stated)
+        by_service = {name: passing.get((instance.id, name), 0.0) for name in instance.services}
+        stated = {"": instance.throughput_per_s, **{g.service: g.per_s for g in instance.guests}}
+        for name, said in stated.items():
+            carried = by_service[name] if name else sum(by_service.values())
+            if differs(carried, said):
+                message = f"{carried:g} requests/s pass{' for ' + name if name else ''}"
+                message += f", {said:g}/s are stated"
+                yield violation("throughput", instance.id, message)
+        for guest in instance.guests if seconds > 0.0 else ():
+            share = spent[guest.service] / seconds
+            if differs(share, guest.share):
+                message = f"{guest.service} is {share:.4g} of its work, {guest.share:.4g} is stated"
+                yield violation("throughput", instance.id, message)
+        for name in instance.services:
+            for klass, part, told in instance.work_of(name):
+                real = works[instance.id, name].seconds.get((klass, part), math.inf)
+                if exceeds(real, told):
+                    message = f"{part} takes {real:.4g} s of '{klass}', {told:.4g} s are stated"
+                    yield violation("node-capacity", instance.id, message, real - told)
 
 
 def executor_loads(
     plan: Plan, problem: Problem, works: Works
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return by executor the seconds of work a second, and the requests/s that pass it."""
-    busy: defaultdict[str, float] = defaultdict(float)
-    passing: defaultdict[str, float] = defaultdict(float)
+) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
+    """Return by executor and service the seconds of work a second, and the requests/s that pass it."""
+    busy: defaultdict[tuple[str, str], float] = defaultdict(float)
+    passing: defaultdict[tuple[str, str], float] = defaultdict(float)
     for path in plan.paths:
         service = problem.service(path.service)
         served = plan.served_fraction.get(service.name, 1.0)
         rate = service.class_rate_per_s(service.klass(path.klass)) * served * path.share
         for step in path.steps:
             for name, weight in step.instances.items():
-                passing[name] += rate * weight
-                seconds = sum(works[name].seconds[path.klass, part] for part in step.parts)
-                busy[name] += rate * weight * seconds
+                passing[name, path.service] += rate * weight
+                work = works[name, path.service]
+                seconds = sum(work.seconds[path.klass, part] for part in step.parts)
+                busy[name, path.service] += rate * weight * seconds
     return dict(busy), dict(passing)
 
 

@@ -52,6 +52,8 @@ def check_names(instance: Instance, problem: Problem, catalog: Catalog) -> Itera
         if region not in problem.regions:
             yield violation("name", here, f"nothing is on offer in {region}")
     yield from check_hosts(instance, problem)
+    if instance.guests and not instance.is_executor:
+        yield violation("sharing", here, "only executors are shared")
     engine = ENGINES.get(instance.engine or "")
     if instance.engine is not None and (engine is None or engine.defaults is None):
         yield violation("engine", here, f"{instance.engine} is no engine of plans")

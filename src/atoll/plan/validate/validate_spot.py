@@ -50,7 +50,7 @@ def spot_share(plan: Plan, service: Service) -> float:
 
 def _graph_share(plan: Plan, service: Service) -> float:
     """Executors of a step are drawn one by one: a request is off spot where all of them are."""
-    spot = {i.id for i in plan.instances if i.service == service.name and _has_spot(i)}
+    spot = {i.id for i in plan.executor_instances if _has_spot(i)}
     weight = {klass.name: klass.share for klass in service.classes}
     off = 0.0
     on = 0.0

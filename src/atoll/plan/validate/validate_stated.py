@@ -43,7 +43,7 @@ def check_launches(plan: Plan, problem: Problem, *, same_problem: bool) -> Itera
     Where it was made for another problem, only what its capacities rest on must be the same.
     """
     yield from _unknown(plan.engines, problem, "engines")
-    served = {instance.service for instance in plan.instances}
+    served = {*plan.served_services}
     for name, asked in problem.launches().items():
         field = f"engines.{name}"
         stated = plan.engines.get(name)

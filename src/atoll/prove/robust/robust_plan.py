@@ -109,7 +109,8 @@ def refuse_unfit(problem: Problem) -> None:
         )
     if problem.family == "graph":
         raise UsageError(
-            "robust plans know no classes of requests yet",
+            "robust plans know no classes of requests: their scenarios move demand and templates of plain "
+            "services",
             field="robust",
             hint="leave it out for any-to-any models",
         )

@@ -76,7 +76,7 @@ def group_executors(uses: Sequence[ExecutorUse]) -> list[ExecutorGroup]:
     """Return executors with equal ones folded, by parts, place and kind."""
 
     def key(use: ExecutorUse) -> tuple[object, ...]:
-        return (use.service, use.parts, use.region, use.kind, use.market, not use.kept)
+        return (use.service, use.guests, use.parts, use.region, use.kind, use.market, not use.kept)
 
     groups: dict[tuple[object, ...], list[ExecutorUse]] = {}
     for use in sorted(uses, key=lambda use: (key(use), use.id)):
@@ -102,7 +102,7 @@ def list_services(plan: Plan, problem: Problem, use: ExecutorPlanUse) -> list[Se
             ServiceTables(
                 service.name,
                 f"{service.name}: {', '.join(said)}",
-                _list_executors(groups, problem),
+                _list_executors(groups, problem, service.name),
                 _list_classes(classes),
                 _list_paths(classes),
             )
@@ -128,7 +128,14 @@ def draw_services(plan: Plan, problem: Problem, use: ExecutorPlanUse) -> list[Re
     return [*drawn, Text(TIMES, style="dim"), Text("")]
 
 
-def _list_executors(groups: Sequence[ExecutorGroup], problem: Problem) -> Grid:
+def _shared_parts(one: ExecutorUse, service: str) -> str:
+    """The parts of an executor, and who else's requests come to it."""
+    others = [name for name in (one.service, *one.guests) if name != service]
+    with_whom = f", shared with {' and '.join(others)}" if others else ""
+    return "+".join(one.parts) + with_whom
+
+
+def _list_executors(groups: Sequence[ExecutorGroup], problem: Problem, service: str) -> Grid:
     region = len({group.example.region for group in groups}) > 1
     state = bool(problem.running)
     columns = ["", "parts", "on", *(["region"] if region else []), "requests", "busy", "with"]
@@ -141,7 +148,7 @@ def _list_executors(groups: Sequence[ExecutorGroup], problem: Problem) -> Grid:
         rows.append(
             [
                 f"{len(group.uses)}x",
-                "+".join(one.parts),
+                _shared_parts(one, service),
                 f"{one.kind}{spot}",
                 *([one.region] if region else []),
                 format_throughput(group.requests_per_s),

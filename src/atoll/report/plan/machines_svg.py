@@ -214,6 +214,8 @@ def _works(slices: Sequence[tuple[Instance, Node]]) -> tuple[_Work, ...]:
         label = (
             instance.holds(node) if executor else f"{instance.phase}, layers {instance.holds(node)}"
         )
+        if instance.guests:
+            label += f", shared with {' and '.join(instance.services[1:])}"
         groups[instance.service, label, node.gpus, executor].append(instance.id)
     return tuple(
         _Work(service, label, gpus, tuple(names), executor)

@@ -326,8 +326,9 @@ def sum_costs(plan: Plan, problem: Problem) -> dict[tuple[str, str], float]:
     """Return what each service costs in each region, and what idle GPUs do, in USD per hour."""
     usd: dict[tuple[str, str], float] = {}
     for instance in plan.instances:
-        key = (instance.service, instance.region)
-        usd[key] = usd.get(key, 0.0) + instance.usd_per_hour
+        for service in instance.services:
+            key = (service, instance.region)
+            usd[key] = usd.get(key, 0.0) + instance.usd_per_hour * instance.part_of(service)
     return usd | {(IDLE, region): idle for region, idle in idle_by_region(plan, problem).items()}
 
 

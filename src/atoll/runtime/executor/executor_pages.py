@@ -160,6 +160,24 @@ def _read(
             _LABELS,
             [((name, key), float(getattr(worker, metric))) for key, worker in known],
         )
+    for metric, help_text, of_bound in (
+        ("batches", "Batches that ran, by the largest size that is counted with them.", "batches"),
+        ("batch_items", "Invocations in them.", "items"),
+        ("batch_seconds", "Time that they ran.", "seconds"),
+    ):
+        yield make_counter(
+            f"atoll:executor_{metric}_total",
+            help_text,
+            (*_LABELS, "up_to"),
+            [
+                (
+                    (name, key, f"{bound:g}"),
+                    round(float(getattr(worker.figures, of_bound)[bound]), 6),
+                )
+                for key, worker in known
+                for bound in sorted(worker.figures.batches)
+            ],
+        )
     sizes = HistogramMetricFamily(
         "atoll:executor_batch_size", "Invocations run together.", labels=_LABELS
     )

@@ -81,8 +81,8 @@ class EngineChat(StreamComponent):
         Pieces have "tool_calls" and "logprobs", as OpenAI writes them in a stream, where they were asked for.
         """
         asked = read_chat(inputs, self.obeys, takes_pictures=self.takes_pictures)
-        # What has a form is compiled first, which takes as long as a long prompt.
-        if asked.chars > _LONG_CHARS or asked.form:
+        # What has a form is compiled first, which takes as long as a long prompt; vectors are copied.
+        if asked.chars > _LONG_CHARS or asked.form or asked.has_embeds:
             choice = await asyncio.to_thread(self._prepare, asked)
         else:
             choice = self._prepare(asked)

@@ -146,6 +146,9 @@ class PathRouter:
             for n, path in enumerate(paths)
             for m, step in enumerate(path.steps)
         }
+        self._own = {
+            name for path in service.paths for step in path.steps for name in step.instances
+        }
 
     def use(self, executors: Sequence[ExecutorAddress]) -> None:
         """Know these executors from now on; paths stay as they are."""
@@ -174,12 +177,16 @@ class PathRouter:
         return tuple(name for name, runs in self._runs.items() if component in runs)
 
     def assign(self, component: str, closed: Collection[str] = ()) -> str | None:
-        """Return the next of all executors that run a component, None if none is open."""
+        """Return the next of all executors that run a component, None if none is open.
+
+        Those on no path of the service are asked where none of the others is open.
+        """
         turns = self._turns.get(component)
         if turns is None:
             names = self.candidates(component)
             turns = self._turns[component] = WeightedRoundRobin(dict.fromkeys(names, 1.0))
-        return turns.choose(closed)
+        others = {name for name in turns.names if self._own and name not in self._own}
+        return turns.choose({*closed, *others}) or turns.choose(closed)
 
     def route(self, brought: Brought, dead: Collection[str] = ()) -> RequestRoute:
         """Return the route of a request that brings and wants so much.

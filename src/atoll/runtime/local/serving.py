@@ -69,7 +69,7 @@ def fetch_components(deployment: TaskDeployment, listener: Listener) -> None:
 
 def services_of(plan: Plan, only: Sequence[str]) -> list[str]:
     """Return the services of a plan, or those asked for; a choice is asked for by its name."""
-    known = list(dict.fromkeys(instance.service for instance in plan.instances))
+    known = list(plan.served_services)
     if not known:
         raise UsageError("the plan has no instances", hint="serve another plan")
     behind = {mix.name: [name for name in mix.shares if name in known] for mix in plan.mixes}

@@ -51,9 +51,9 @@ def deployment_of(
     Executors serve an llm's phases together: where a plan has them apart, all of it is done where it decodes.
     """
     executors = [
-        _executor(instance, parts[instance.service])
+        _executor(instance, parts)
         for instance in plan.executor_instances
-        if instance.service in services
+        if not set(services).isdisjoint(instance.services)
     ]
     # A stand-in may have nothing for a part (a talker's codes): who would run only that is not started.
     executors = [executor for executor in executors if executor.components]
@@ -65,9 +65,11 @@ def deployment_of(
     graph_services = services_over(served, plan.paths, started)
     stand_ins = {name: text for name in services if (text := parts[name].stand_in)}
     apart = {
-        instance.service
-        for instance in plan.instances
-        if instance.service in services and any(part.endswith(_DECODE) for part in instance.parts)
+        name
+        for instance in plan.executor_instances
+        if any(part.endswith(_DECODE) for part in instance.parts)
+        for name in instance.services
+        if name in services
     }
     notes = tuple(
         f"{name}: planned to prefill apart; served with the llm whole where the plan decodes"
@@ -76,10 +78,28 @@ def deployment_of(
     return TaskDeployment(graph_services, tuple(executors), stand_ins, notes)
 
 
-def components_of(instance: Instance, served: ServedParts) -> dict[str, dict[str, Any]]:
-    """Return the components of an executor, with their options: none where its parts are nothing here."""
-    names = [name for part in _together(instance.parts) for name in served.parts.get(part, ())]
-    return {name: dict(served.settings.get(name, {})) for name in dict.fromkeys(names)}
+def components_of(
+    instance: Instance, parts: Mapping[str, ServedParts]
+) -> dict[str, dict[str, Any]]:
+    """Return the components of an executor, with their options: none where its parts are nothing here.
+
+    `parts` are by service. Services that share an executor must name the same for its parts.
+    """
+    found: dict[str, dict[str, Any]] | None = None
+    for service in instance.services:
+        served = parts.get(service)
+        if served is None:
+            continue
+        names = [name for part in _together(instance.parts) for name in served.parts.get(part, ())]
+        own = {name: dict(served.settings.get(name, {})) for name in dict.fromkeys(names)}
+        if found is not None and own != found:
+            raise UsageError(
+                f"{instance.whose} share {'+'.join(instance.parts)}, and name other components for it",
+                field="parts",
+                hint="name the same ones with the same options, or give one of them share: false",
+            )
+        found = own
+    return found or {}
 
 
 def services_over(
@@ -101,14 +121,13 @@ def services_over(
     )
 
 
-def _executor(instance: Instance, served: ServedParts) -> PlacedExecutor:
-    parts = _together(instance.parts)
+def _executor(instance: Instance, parts: Mapping[str, ServedParts]) -> PlacedExecutor:
     (node,) = instance.nodes
     return PlacedExecutor(
         id=instance.id,
-        components=components_of(instance, served),
+        components=components_of(instance, parts),
         work=instance.throughput_per_s or 1.0,
-        parts=parts,
+        parts=_together(instance.parts),
         node_type=node.node_type,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -17,14 +17,17 @@ from atoll.core.ids import Phase
 from atoll.engines.table import EngineChoice
 from atoll.perf.components.class_loads import component_of, media_tokens, speech_codes
 from atoll.perf.components.executor_steps import ExecutorSteps, PartSteps, executor_steps
-from atoll.perf.components.measured import MeasuredRate, MeasuredRates
+from atoll.perf.components.measured import MeasuredRate
+from atoll.perf.components.sites import Company
 from atoll.perf.constants import ConstantTable
 from atoll.plan.capacities import node_source
 from atoll.plan.executors import (
     DECODE,
     PREFILL,
+    company_of,
     group_of,
     machine_of,
+    measured_rates,
     node_work,
     request_bytes,
     routes_of,
@@ -88,27 +91,16 @@ def task_fleet(
             "the plan serves no any-to-any model", field="paths", hint="simulate it as a plain one"
         )
     names = {service.name for service in graphs}
-    used = _used_parts(plan)
-    standing = [i for i in plan.executor_instances if i.service in names and i.id in used]
-    steps = {i.id: _steps(problem, catalog, i, constants) for i in standing}
+    used = _used_parts(plan, names)
+    standing = [i for i in plan.executor_instances if i.id in used]
+    steps = _all_steps(problem, catalog, standing, constants)
     return TaskFleet(
         executors=tuple(
-            ExecutorSpec(
-                i.id,
-                _box_name(i),
-                i.service,
-                _parts(
-                    problem.service(i.service),
-                    catalog.model(problem.service(i.service).model),
-                    steps[i.id],
-                    used[i.id],
-                ),
-                group_of(catalog, i),
-            )
+            _executor(problem, catalog, i, steps, used[i.id], group_of(catalog, i))
             for i in standing
         ),
         classes=tuple(
-            _class(plan, catalog, service, klass, steps, standing, scale)
+            _class(plan, catalog, service, klass, steps, scale)
             for service in graphs
             for klass in service.classes
         ),
@@ -127,14 +119,14 @@ def task_fleet(
     )
 
 
-def _used_parts(plan: Plan) -> dict[str, set[str]]:
-    """The parts that paths lead to, by executor.
+def _used_parts(plan: Plan, services: Collection[str]) -> dict[str, set[str]]:
+    """The parts that paths of these services lead to, by executor.
 
     An executor may hold parts that nobody asks it for, with no room to run them: they set no limits.
     """
     used: dict[str, set[str]] = {}
     for path in plan.paths:
-        if path.share > 0.0:
+        if path.share > 0.0 and path.service in services:
             for step in path.steps:
                 for name, weight in step.instances.items():
                     if weight > 0.0:
@@ -142,10 +134,30 @@ def _used_parts(plan: Plan) -> dict[str, set[str]]:
     return used
 
 
+_Steps = Mapping[tuple[str, str], ExecutorSteps]
+"""How executors step, by executor and service."""
+
+
+def _all_steps(
+    problem: Problem,
+    catalog: Catalog,
+    standing: Iterable[Instance],
+    constants: ConstantTable | None,
+) -> _Steps:
+    return {
+        (i.id, name): _steps(problem, catalog, i, problem.service(name), constants)
+        for i in standing
+        for name in i.services
+    }
+
+
 def _steps(
-    problem: Problem, catalog: Catalog, instance: Instance, constants: ConstantTable | None
+    problem: Problem,
+    catalog: Catalog,
+    instance: Instance,
+    service: Service,
+    constants: ConstantTable | None,
 ) -> ExecutorSteps:
-    service = problem.service(instance.service)
     (node,) = instance.nodes
     found = _find_steps(
         catalog.model(service.model),
@@ -156,6 +168,7 @@ def _steps(
         problem.engine_of(service),
         service.rates,
         constants,
+        company_of(problem, catalog, service, instance.services),
     )
     if found is None:
         raise InputError(f"{instance.id} does not fit on {node.kind}", hint="plan again")
@@ -172,11 +185,19 @@ def _find_steps(
     engine: EngineChoice,
     rates: tuple[MeasuredRate, ...],
     constants: ConstantTable | None,
+    company: Company,
 ) -> ExecutorSteps | None:
     """Return how executors of some parts step: a plan is simulated many times while it is sized."""
-    measured = MeasuredRates(rates=rates) if rates else None
     return executor_steps(
-        model, parts, node, classes, tp=tp, engine=engine, constants=constants, measured=measured
+        model,
+        parts,
+        node,
+        classes,
+        tp=tp,
+        engine=engine,
+        constants=constants,
+        measured=measured_rates(rates),
+        company=company,
     )
 
 
@@ -215,36 +236,62 @@ def _links(catalog: Catalog, standing: list[Instance]) -> dict[tuple[str, str], 
 # Parts
 
 
-def _parts(
-    service: Service,
-    model: ModelSpec,
-    steps: ExecutorSteps,
-    used: Collection[str] | None = None,
+def _executor(
+    problem: Problem,
+    catalog: Catalog,
+    instance: Instance,
+    steps: _Steps,
+    used: Collection[str],
+    group: int | None = None,
+) -> ExecutorSpec:
+    """An executor with those of its parts that are used, as they are to each of its services."""
+    own = {name: steps[instance.id, name] for name in instance.services}
+    parts: dict[str, dict[str, PartModel]] = {name: {} for name in own}
+    for part in own[instance.service].parts:
+        found = _part(problem, catalog, part, own) if part in used else {}
+        for name, model in found.items():
+            parts[name][part] = model
+    return ExecutorSpec(
+        instance.id,
+        _box_name(instance),
+        instance.service,
+        parts.pop(instance.service),
+        group,
+        parts,
+        max(one.slowed for one in own.values()),
+    )
+
+
+def _part(
+    problem: Problem, catalog: Catalog, part: str, steps: Mapping[str, ExecutorSteps]
 ) -> dict[str, PartModel]:
-    """The parts of an executor, or those of them that are used."""
+    """A part of an executor by service; none where no class of any asks for it."""
+    by_class = {
+        (name, klass): one
+        for name, of_service in steps.items()
+        for (klass, of_part), one in sorted(of_service.steps.items())
+        if of_part == part
+    }
+    if not by_class:
+        return {}
+    models = {name: catalog.model(problem.service(name).model) for name in steps}
+    (name, _), first = next(iter(by_class.items()))
+    if first.model is not None:
+        return dict.fromkeys(steps, _tokens(models[name], part, first))
+    # One fixed time for batches of all classes: what a class has more of it counts with its items.
+    fixed = min(one.fixed_s for one in by_class.values())
+    max_batch = max(1, min(one.max_batch for one in by_class.values()))
+    kind = DiffusionPart if first.rounds > 1 and not _speaker(models[name], part) else BatchPart
+    rounds = first.rounds if kind is BatchPart else 1
     found: dict[str, PartModel] = {}
-    for part in steps.parts:
-        if used is not None and part not in used:
-            continue
-        by_class = {k: one for (k, of_part), one in sorted(steps.steps.items()) if of_part == part}
-        if not by_class:
-            continue  # no class asks for it
-        first = next(iter(by_class.values()))
-        if first.model is not None:
-            found[part] = _tokens(model, part, first)
-            continue
-        # One fixed time for batches of all classes: what a class has more of it counts with its items.
-        fixed = min(one.fixed_s for one in by_class.values())
-        pieces = {k: _pieces(model, part, service.klass(k)) for k in by_class}
-        items = {k: (one.item_s + one.fixed_s - fixed) / pieces[k] for k, one in by_class.items()}
-        kind = DiffusionPart if first.rounds > 1 and not _speaker(model, part) else BatchPart
-        rounds = first.rounds if kind is BatchPart else 1
-        found[part] = kind(
-            {k: seconds * rounds for k, seconds in items.items()},
-            fixed * rounds,
-            max(1, min(one.max_batch for one in by_class.values())),
-            _emits(model, part),
-        )
+    for name, model in models.items():
+        service = problem.service(name)
+        items = {
+            k: (one.item_s + one.fixed_s - fixed) / _pieces(model, part, service.klass(k)) * rounds
+            for (of_service, k), one in by_class.items()
+            if of_service == name
+        }
+        found[name] = kind(items, fixed * rounds, max_batch, _emits(model, part))
     return found
 
 
@@ -306,8 +353,7 @@ def _class(
     catalog: Catalog,
     service: Service,
     klass: RequestClass,
-    steps: Mapping[str, ExecutorSteps],
-    standing: list[Instance],
+    steps: _Steps,
     scale: float,
 ) -> ClassSpec:
     model = catalog.model(service.model)
@@ -315,9 +361,9 @@ def _class(
     rounds = {
         part: next(
             (
-                steps[i.id].steps[klass.name, part].rounds
-                for i in standing
-                if i.service == service.name and (klass.name, part) in steps[i.id].steps
+                one.steps[klass.name, part].rounds
+                for (_, name), one in steps.items()
+                if name == service.name and (klass.name, part) in one.steps
             ),
             1,
         )
@@ -376,30 +422,33 @@ def alone_fleet(
 ) -> TaskFleet | None:
     """Return one executor of a plan by itself, as busy as `load` by what its parts are planned to take.
 
-    Requests of the service's classes, in their shares, come to it for the parts that it has, and are promised
-    what those parts have to do with. None where it serves no class.
+    Requests of all classes of its services, in their shares, come to it for the parts that it has, and are
+    promised what those parts have to do with. None where it serves no class.
     """
-    service = problem.service(executor.service)
-    work = node_work(problem, catalog, service, executor)
-    if work is None:
-        return None
-    model = catalog.model(service.model)
-    steps = _steps(problem, catalog, executor, None)
-    own: dict[str, tuple[str, ...]] = {}
-    for klass in service.classes:
-        used = {part for route in routes_of(catalog, service, klass) for part in route}
-        own[klass.name] = tuple(
-            p for p in executor.parts if p in used and (klass.name, p) in work.seconds
-        )
-    served = [klass for klass in service.classes if own[klass.name]]
+    services = [problem.service(name) for name in executor.services]
+    total = sum(service.rate_per_s for service in services)
+    weights = [s.rate_per_s / total if len(services) > 1 else 1.0 for s in services]
+    works = [node_work(problem, catalog, service, executor) for service in services]
+    steps = _all_steps(problem, catalog, [executor], None)
+    served: list[tuple[Service, RequestClass, tuple[str, ...], float]] = []
     # Seconds of work that a request of the mix brings on average.
-    busy = sum(k.share * sum(work.seconds[k.name, p] for p in own[k.name]) for k in served)
+    busy = 0.0
+    for service, weight, work in zip(services, weights, works, strict=True):
+        if work is None:
+            return None
+        for klass in service.classes:
+            used = {part for route in routes_of(catalog, service, klass) for part in route}
+            own = tuple(p for p in executor.parts if p in used and (klass.name, p) in work.seconds)
+            share = weight * klass.share
+            if own and share > 0.0:
+                served.append((service, klass, own, share))
+                busy += share * sum(work.seconds[klass.name, part] for part in own)
     if busy <= 0.0:
         return None
     classes = []
-    for klass in served:
-        parts = own[klass.name]
-        whole = _class(plan, catalog, service, klass, {executor.id: steps}, [executor], 1.0)
+    for service, klass, parts, share in served:
+        model = catalog.model(service.model)
+        whole = _class(plan, catalog, service, klass, steps, 1.0)
         edges = tuple(e for e in whole.edges if e.src in parts and e.dst in parts)
         # What nothing here feeds gets all its pieces at once.
         fed = {edge.dst for edge in edges}
@@ -411,27 +460,18 @@ def alone_fleet(
         classes.append(
             replace(
                 whole,
-                rate_per_s=klass.share * load / busy,
+                rate_per_s=share * load / busy,
                 needs=needs,
                 edges=edges,
                 promises=_own_promises(model, klass, parts),
             )
         )
     return TaskFleet(
-        executors=(
-            ExecutorSpec(
-                executor.id, _box_name(executor), service.name, _parts(service, model, steps)
-            ),
-        ),
+        executors=(_executor(problem, catalog, executor, steps, executor.parts),),
         classes=tuple(classes),
         paths=tuple(
-            PathSpec(
-                service.name,
-                klass.name,
-                1.0,
-                (StepSpec(own[klass.name], ((executor.id, 1.0),)),),
-            )
-            for klass in served
+            PathSpec(service.name, klass.name, 1.0, (StepSpec(parts, ((executor.id, 1.0),)),))
+            for service, klass, parts, _ in served
         ),
         boxes=tuple(_boxes(catalog, [executor])),
     )
@@ -450,11 +490,11 @@ def _own_promises(model: ModelSpec, klass: RequestClass, parts: Collection[str])
     )
 
 
-def simulate_service(
+def simulate_services(
     plan: Plan,
     problem: Problem,
     catalog: Catalog,
-    service: str,
+    services: Sequence[str],
     *,
     requests: int,
     seed: int,
@@ -462,12 +502,12 @@ def simulate_service(
     routing: Routing = "dealt",
     progress: Progress | None = None,
 ) -> TaskResult:
-    """Simulate one any-to-any service of a plan under its demand; services share no executors.
+    """Simulate any-to-any services of a plan that share executors with no others, under their demand.
 
     How long requests are at each part is not found.
     """
-    fleet = task_fleet(plan, problem, catalog, services=(service,), constants=constants)
-    arrivals = Arrivals(problem.service(service).burstiness)
+    fleet = task_fleet(plan, problem, catalog, services=services, constants=constants)
+    arrivals = Arrivals(cv_of={name: problem.service(name).burstiness for name in services})
     return simulate_tasks(
         fleet,
         requests=requests,

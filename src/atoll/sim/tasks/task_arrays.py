@@ -39,7 +39,7 @@ RUN = make_record(
 # Its units are `first` and `count` - 1 more; `turn` had the last step, `at` has the one under way. `work_s`
 # are seconds of work that was sent to it and is not done, as routing estimates them.
 EXECUTOR = make_record(
-    i8="box group first count turn at", f8="work_s busy_s step_end_s", flag="busy kicked"
+    i8="box group first count turn at", f8="work_s busy_s step_end_s slowed", flag="busy kicked"
 )
 UNIT = make_record(
     # Fixed; those from `kind` to `cached_rows` are for `sim.stepping`.

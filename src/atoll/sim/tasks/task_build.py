@@ -19,6 +19,7 @@ from atoll.sim.tasks.task_fleet import (
     BatchPart,
     ClassSpec,
     DiffusionPart,
+    ExecutorSpec,
     PartEdge,
     PartModel,
     StepTable,
@@ -116,6 +117,7 @@ def _units(
     for e, spec in enumerate(fleet.executors):
         executor[e]["box"] = boxes.index(spec.box)
         executor[e]["group"] = -1 - e if spec.group is None else spec.group
+        executor[e]["slowed"] = spec.slowed
         executor[e]["first"], executor[e]["count"] = len(unit_names), len(spec.parts)
         # So that the first part has the first turn.
         executor[e]["turn"] = len(spec.parts) - 1
@@ -127,7 +129,7 @@ def _units(
             row["type"] = _TYPES[type(model)]
             row["emits"] = _EMITS[model.emits]
             if isinstance(model, TokenPart):
-                _fill_tokens(row, model, times, _mean_tokens(fleet, spec.service, name))
+                _fill_tokens(row, model, times, _mean_tokens(fleet, spec, name))
             else:
                 row["fixed_s"], row["most"] = model.fixed_s, model.max_batch
                 row["work_item_s"] = model.fixed_s / model.max_batch
@@ -179,11 +181,11 @@ def work_seconds(model: TokenPart, prompt: float, answer: float) -> tuple[float,
     return one / length, many / batch
 
 
-def _mean_tokens(fleet: TaskFleet, service: str, part: str) -> tuple[float, float]:
+def _mean_tokens(fleet: TaskFleet, executor: ExecutorSpec, part: str) -> tuple[float, float]:
     """Mean prompt and answer of the requests that may come to a part."""
     prompt = answer = total = 0.0
     for klass in fleet.classes:
-        if klass.service == service and part in klass.needs:
+        if executor.part(klass.service, part) is not None and part in klass.needs:
             need = klass.needs[part]
             lengths = (klass.input_tokens, klass.output_tokens)
             prompt += klass.rate_per_s * max(1.0, need.prompt.mean(*lengths))
@@ -195,12 +197,14 @@ def _mean_tokens(fleet: TaskFleet, service: str, part: str) -> tuple[float, floa
 def _item_seconds(fleet: TaskFleet) -> Floats:
     rows: list[list[float]] = []
     for executor in fleet.executors:
-        for model in executor.parts.values():
-            known: Mapping[str, float] = {} if isinstance(model, TokenPart) else model.item_s
+        for name in executor.parts:
+            own = [(k.name, executor.part(k.service, name)) for k in fleet.classes]
             rows.append(
                 [
-                    known.get(k.name, 0.0) if k.service == executor.service else 0.0
-                    for k in fleet.classes
+                    0.0
+                    if model is None or isinstance(model, TokenPart)
+                    else model.item_s.get(k, 0.0)
+                    for k, model in own
                 ]
             )
     return np.array(rows)

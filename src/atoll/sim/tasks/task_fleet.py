@@ -166,7 +166,9 @@ class BoxLink:
 class ExecutorSpec:
     """One device (or tensor-parallel group): runs one step of one of its parts at a time, in turn.
 
-    `group` is that of the box's GPUs which it stands in, None where it has one of its own.
+    `group` is that of the box's GPUs which it stands in, None where it has one of its own. `guests` has the
+    parts as they are to classes of other services that share it: only seconds of items differ. Every step
+    takes `slowed` times as long as its part says.
     """
 
     name: str
@@ -174,6 +176,17 @@ class ExecutorSpec:
     service: str
     parts: Mapping[str, PartModel] = field(hash=False)
     group: int | None = None
+    guests: Mapping[str, Mapping[str, PartModel]] = field(default_factory=dict, hash=False)
+    slowed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.slowed < math.inf:
+            raise InputError(f"steps take {self.slowed!r} times as long", field=self.name)
+
+    def part(self, service: str, name: str) -> PartModel | None:
+        """Return a part as it is to a service, None where it does not run it for that."""
+        own = self.parts if service == self.service else self.guests.get(service, {})
+        return own.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,8 +345,8 @@ class TaskFleet:
     def part_type(self, service: str, part: str) -> type[PartModel]:
         """Return what kind of part it is."""
         for executor in self.executors:
-            if executor.service == service and part in executor.parts:
-                return type(executor.parts[part])
+            if (model := executor.part(service, part)) is not None:
+                return type(model)
         raise InputError(f"no executor of {service} runs {part}", field="executors")
 
     def candidates(self, klass: ClassSpec, part: str) -> tuple[ExecutorSpec, ...]:
@@ -345,12 +358,19 @@ class TaskFleet:
         for executor in self.executors:
             if not executor.parts:
                 raise InputError("an executor runs something", field=executor.name)
-            for name, model in executor.parts.items():
-                if kinds.setdefault((executor.service, name), type(model)) is not type(model):
-                    raise InputError(
-                        f"{name} is another kind of part on {executor.name} than elsewhere",
-                        field="executors",
-                    )
+            for service, parts in ((executor.service, executor.parts), *executor.guests.items()):
+                for name, model in parts.items():
+                    if kinds.setdefault((service, name), type(model)) is not type(model):
+                        raise InputError(
+                            f"{name} is another kind of part on {executor.name} than elsewhere",
+                            field="executors",
+                        )
+                    if name not in executor.parts:
+                        raise InputError(
+                            f"{executor.name} runs {name} for {service} alone",
+                            field="executors",
+                            hint="list it under its parts",
+                        )
 
     def _check_path(self, path: PathSpec, executors: Mapping[str, ExecutorSpec]) -> None:
         klass = next((k for k in self.classes if k.key == (path.service, path.klass)), None)
@@ -412,8 +432,8 @@ class TaskFleet:
 
 
 def _runs(executor: ExecutorSpec, klass: ClassSpec, part: str) -> bool:
-    model = executor.parts.get(part)
-    if model is None or executor.service != klass.service:
+    model = executor.part(klass.service, part)
+    if model is None:
         return False
     return isinstance(model, TokenPart) or klass.name in model.item_s
 

@@ -25,6 +25,7 @@ def start_next(z: TaskSim, e: int, now: float) -> None:
         took = start(z, u)
         if took < 0.0:
             continue
+        took *= executor.slowed
         unit = z.unit[u]
         unit.step_count += 1
         unit.busy_s += took

@@ -121,9 +121,9 @@ def make_block(
                 here = (region, machine.key[1], executor.uses[0][0])
                 if places is not None and here not in places:
                     continue
-                seconds = executor.seconds.get((klass.name, part))
-                if executor.service == klass.service and seconds is not None:
-                    late = float(executor.latency_s.get((klass.name, part), 0.0))
+                seconds = executor.seconds.get((*klass.key, part))
+                if seconds is not None:
+                    late = float(executor.latency_s.get((*klass.key, part), 0.0))
                     flows.append(len(block.z))
                     block.z.append(ZFlow(route, part, e, max(1e-6, seconds * rate), late))
         if min(machine.nic_bytes_per_s, machine.inner_bytes_per_s) < float("inf"):

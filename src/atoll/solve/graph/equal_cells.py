@@ -60,7 +60,7 @@ def plan_cells(
     solver: str,
 ) -> Plan:
     """Return the plan of cells; "infeasible" where no GPU type carries a service, or there are too few."""
-    built = build_program(problem, catalog, effort, libraries, anywhere=True)
+    built = build_program(problem, catalog, effort, libraries, anywhere=True, share=False)
     left = {machines.key: machines.available for machines in built.program.machines}
     chosen: list[_Mix] = []
     for service in problem.services:

@@ -123,7 +123,7 @@ def local_paths(
             for part, room in ((part, by_part[part]) for part in order)
         }
         late = {
-            (part, name): program.executors[types[name]].latency_s.get((klass, part), 0.0)
+            (part, name): program.executors[types[name]].latency_s.get((service, klass, part), 0.0)
             for part, room in rooms.items()
             for name in room
         }

@@ -8,19 +8,21 @@ machines.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase, RoleId, parse_node_type
+from atoll.plan.component_sharing import name_services
 from atoll.plan.handover import cut_sizes
 from atoll.plan.plan import Instance, OfferKey
 from atoll.plan.problem import Problem, Service
 from atoll.solve.assembly import keep
 from atoll.solve.effort import Effort, KnownPlan
 from atoll.solve.graph.executor_options import Option
-from atoll.solve.graph.graph_service import ChooseOptions, ServiceProgram
+from atoll.solve.graph.graph_service import ChooseOptions, ServiceProgram, TypeKey
 from atoll.solve.graph.graph_types import (
     ClassDemand,
     ExecutorType,
@@ -40,11 +42,15 @@ Groups = Literal["ignored", "shared", "apart"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of an executor type: parts on a kind of node, a template of a role, or what runs."""
+    """Origin of an executor type: parts on a kind of node, a template of a role, or what runs.
+
+    `guests` are the services that share executors of the type beside their own.
+    """
 
     service: str
     parts: Option
     kind: str | None = None
+    guests: tuple[str, ...] = ()
     role: RoleId | None = None
     template: int | None = None
     running: tuple[Instance, ...] = ()
@@ -77,12 +83,14 @@ def build_program(
     anywhere: bool = False,
     within_interfaces: bool = False,
     groups: Groups = "ignored",
+    share: bool = True,
     until: Callable[[], bool] = lambda: False,
 ) -> BuiltProgram:
     """Return the program of a problem.
 
     `libraries` has the templates of its plain services, None where there are none. `choose` picks the options
-    of a service, all that make sense by default; `usable` says which kinds of nodes count.
+    of a service, all that make sense by default; `usable` says which kinds of nodes count, and `share`
+    whether services share executors where they may.
 
     Handing over takes the least that it could, so that what is proven of the program holds for every plan.
     With `anywhere` it takes what it does on the slowest link: its plans keep their promises wherever
@@ -93,30 +101,33 @@ def build_program(
     `groups` of GPUs inside machines: "ignored", which is proven of all plans; or executors that fit into one
     are taken to be "shared" by it; or all to be "apart", so that plans hold wherever they stand.
     """
-    executors: list[ExecutorType] = []
-    origins: list[Origin] = []
     classes: list[ClassDemand] = []
-    late = False
-    told: dict[int, ExecutorType] = {}
     by_machine: list[ClassDemand] = []
-    exact, hangs = groups == "ignored", False
+    late, exact, hangs = False, groups == "ignored", False
+    programs = {
+        service.name: ServiceProgram(
+            problem, catalog, service, effort, choose, usable, until, share=share
+        )
+        for service in problem.graph_services
+    }
+    types = _Types(programs)
+    executors, origins = types.executors, types.origins
+    kept = anywhere or within_interfaces
     for service in problem.services:
         if service.is_graph:
-            made = ServiceProgram(problem, catalog, service, effort, choose, usable, until)
+            made = programs[service.name]
             late = late or made.late
-            kept = anywhere or within_interfaces
             some, own = made.list_classes(
                 "slowest" if kept else "cheapest", within_interfaces=within_interfaces
             )
+            apart: list[ExecutorType] = []
             if not kept:
                 apart, more = made.list_classes("machine")
-                told |= dict(enumerate(apart, len(executors)))
                 by_machine += more
                 exact = exact and all(made.is_exact(klass) for klass in service.classes)
                 hangs = hangs or any(len(k.routes) > len(made.routes[k.name]) for k in own)
-            executors += some
+            types.add(service.name, some, apart)
             classes += own
-            origins += [Origin(service.name, one.option, kind=one.kind) for one in made.types]
         elif libraries is not None:
             for executor, origin in _templates(service, libraries, effort, usable):
                 executors.append(executor)
@@ -124,7 +135,7 @@ def build_program(
             classes.append(_plain_class(service))
             by_machine.append(classes[-1])
     standing = _standing(problem, catalog, effort, executors, origins)
-    used = [(one.service, one.label, tuple(sorted(one.uses))) for one in executors]
+    used = [(name_services(one.services), one.label, tuple(sorted(one.uses))) for one in executors]
     known = effort.known or KnownPlan(frozenset(), 0.0, 0.0)
     limits = problem.limits
     program = GraphProgram(
@@ -144,9 +155,9 @@ def build_program(
         known_usd=known.objective,
         at_least=known.at_least,
     )
-    if anywhere or within_interfaces:
+    if kept:
         return BuiltProgram(program, tuple(origins), late)
-    apart_types = tuple(told.get(at, one) for at, one in enumerate(executors))
+    apart_types = tuple(types.told.get(at, one) for at, one in enumerate(executors))
     return BuiltProgram(
         program,
         tuple(origins),
@@ -154,6 +165,49 @@ def build_program(
         replace(program, executors=apart_types, classes=tuple(by_machine)),
         exact,
         hangs,
+    )
+
+
+class _Types:
+    """Executor types of all services, shared ones once; `told` are those with machines told apart."""
+
+    def __init__(self, programs: Mapping[str, ServiceProgram]) -> None:
+        self.executors: list[ExecutorType] = []
+        self.origins: list[Origin] = []
+        self.told: dict[int, ExecutorType] = {}
+        self._programs = programs
+        self._at: dict[TypeKey, int] = {}
+        # Executors that are shared must be of use to all who share them.
+        self._ready = Counter(key for made in programs.values() for key in made.keys if key[0])
+
+    def add(
+        self, service: str, some: Sequence[ExecutorType], apart: Sequence[ExecutorType]
+    ) -> None:
+        """Add the types of a service, or what those of others do for it."""
+        for number, key in enumerate(self._programs[service].keys):
+            shared, parts, kind = key
+            at = self._at.get(key)
+            if at is not None:
+                self.executors[at] = _with_guest(self.executors[at], some[number])
+                if apart:
+                    self.told[at] = _with_guest(self.told[at], apart[number])
+            elif self._ready[key] == len(shared):
+                at = len(self.executors)
+                if shared:
+                    self._at[key] = at
+                if apart:
+                    self.told[at] = apart[number]
+                self.executors.append(some[number])
+                self.origins.append(Origin(service, parts, kind, some[number].guests))
+
+
+def _with_guest(one: ExecutorType, guest: ExecutorType) -> ExecutorType:
+    """Return executors with what they do for another service that shares them, too."""
+    return replace(
+        one,
+        parts=tuple(sorted({*one.parts, *guest.parts})),
+        seconds={**one.seconds, **guest.seconds},
+        latency_s={**one.latency_s, **guest.latency_s},
     )
 
 
@@ -223,9 +277,10 @@ def _templates(
             )
             if rate <= 0.0 or not all(service.allows(k) and usable(k) for k, _ in uses):
                 continue
-            seconds = {(TEXT_CLASS, part): per_request / float(rate)}
+            key = (service.name, TEXT_CLASS, part)
+            seconds = {key: per_request / float(rate)}
             executor = ExecutorType(
-                service.name, (part,), uses, seconds, {(TEXT_CLASS, part): 0.0}, label=str(role)
+                service.name, (part,), uses, seconds, {key: 0.0}, label=str(role)
             )
             found.append((executor, Origin(service.name, (part,), role=role, template=index)))
     return found
@@ -242,13 +297,8 @@ def _standing(
     origins: list[Origin],
 ) -> list[StandingExecutors]:
     """Return what runs and may stay: executors of a type that there is, and plain instances as they are."""
-    # Templates have no kind: plain instances that run become types of their own.
-    known = {
-        (origin.service, origin.parts, origin.kind): index
-        for index, origin in enumerate(origins)
-        if origin.kind is not None
-    }
     offers = {offer.key: offer for offer in problem.offers}
+    served = frozenset(name for one in problem.running for name in one.services)
     names = {service.name: service for service in problem.services}
     groups: dict[tuple[int, tuple[OfferKey, ...]], list[Instance]] = {}
     for instance in problem.running:
@@ -266,7 +316,7 @@ def _standing(
             node = instance.nodes[0]
             if node.tp != node.gpus or len(instance.nodes) > 1:
                 continue  # another split takes other times
-            index = known.get((service.name, instance.parts, instance.nodes[0].kind))
+            index = _type_of(instance, origins, served)
         elif not instance.is_executor and instance.role_id in service.roles:
             index = _add_running(problem, catalog, effort, service, instance, executors, origins)
         if index is not None:
@@ -279,11 +329,27 @@ def _standing(
             origin.service,
             origin.parts,
             origin.kind,
+            origin.guests,
             origin.role,
             origin.template,
             (*origin.running, *group),
         )
     return standing
+
+
+def _type_of(executor: Instance, origins: Sequence[Origin], served: frozenset[str]) -> int | None:
+    """Return the type of an executor that runs; None where there is none.
+
+    Who shares it may change without a start: the same as now where all who may are `served` already, since
+    then it was planned so, else all who may.
+    """
+    own = executor.service, executor.parts, executor.nodes[0].kind
+    same = [at for at, one in enumerate(origins) if (one.service, one.parts, one.kind) == own]
+    widest = max(same, key=lambda at: len(origins[at].guests), default=None)
+    if widest is None or not served.issuperset(origins[widest].guests):
+        return widest
+    guests = executor.services[1:]
+    return next((at for at in same if origins[at].guests == guests), widest)
 
 
 def _add_running(
@@ -304,13 +370,14 @@ def _add_running(
     role = instance.role_id
     per_request = service.demand(role) / service.demand_per_s if service.demand_per_s else 1.0
     part = _PART_OF[role.phase]
+    key = (service.name, TEXT_CLASS, part)
     executors.append(
         ExecutorType(
             service.name,
             (part,),
             instance.node_counts,
-            {(TEXT_CLASS, part): per_request / rate},
-            {(TEXT_CLASS, part): 0.0},
+            {key: per_request / rate},
+            {key: 0.0},
             label=f"running {instance.id}",
         )
     )

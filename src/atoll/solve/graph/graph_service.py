@@ -31,8 +31,18 @@ from atoll.core.errors import UsageError
 from atoll.core.ids import parse_node_type
 from atoll.engines.table import EngineChoice
 from atoll.perf.components.executor import ExecutorWork
+from atoll.perf.components.sites import ALONE, Company
 from atoll.plan.capacities import node_source
-from atoll.plan.executors import first_text_parts, request_bytes, routes_of, work_on
+from atoll.plan.component_sharing import list_sharers, name_services
+from atoll.plan.executors import (
+    company_of,
+    cores_needed,
+    cores_of_slice,
+    first_text_parts,
+    request_bytes,
+    routes_of,
+    work_on,
+)
 from atoll.plan.handover import cut_sizes, pair_link
 from atoll.plan.problem import Offer, Problem, Service
 from atoll.solve.effort import Effort
@@ -45,11 +55,13 @@ from atoll.solve.graph.executor_options import (
     runs_on,
     without_way,
 )
-from atoll.solve.graph.graph_types import Chain, ClassDemand, ExecutorType, Place
+from atoll.solve.graph.graph_types import Chain, ClassDemand, ExecutorType, PartKey, Place
 from atoll.solve.graph.link_ways import LinkWay, list_ways
 from atoll.workload.classes import RequestClass
 
 Links = Literal["cheapest", "machine", "slowest"]
+TypeKey = tuple[tuple[str, ...], Option, str]
+"""Services that share an executor (none where it is one's alone), its parts, and the kind of node."""
 ChooseOptions = Callable[[Service, Sequence[Sequence[str]]], tuple[Option, ...]]
 
 SIDE_SHARE = 0.2
@@ -79,42 +91,41 @@ class _OptionTimes:
         service: Service,
         engine: EngineChoice,
         nodes: tuple[tuple[str, tuple[NodeType, ...]], ...],
+        companies: tuple[tuple[tuple[str, ...], Company], ...],
     ) -> None:
         self.model, self.service, self.engine = model, service, engine
+        self.companies = {(): ALONE, **dict(companies)}
         self.nodes = dict(nodes)
         self.copies: dict[Hashable, tuple[Catalog, list[_Copy]]] = {}
         """Copies of routes (`ServiceProgram.copies_of`), with the catalog whose identity is in the key."""
-        self._works: dict[tuple[Option, str], tuple[ExecutorWork, ...] | None] = {}
-        self._times: dict[tuple[Option, str, str, str], tuple[float, float] | None] = {}
+        self._works: dict[TypeKey, tuple[ExecutorWork, ...] | None] = {}
+        self._times: dict[tuple[TypeKey, str, str], tuple[float, float] | None] = {}
 
-    def works(self, option: Option, kind: str) -> tuple[ExecutorWork, ...] | None:
+    def works(self, key: TypeKey) -> tuple[ExecutorWork, ...] | None:
         """Return the work on every machine that gives the kind; None where not all of them run it."""
-        key = (option, kind)
         if key not in self._works:
-            found = [self._work(option, kind, node) for node in self.nodes[kind]]
+            found = [self._work(key, node) for node in self.nodes[key[2]]]
             # It must run on every machine that gives the kind: which one it gets is decided later.
             sure = tuple(work for work in found if work is not None)
             self._works[key] = sure if sure and len(sure) == len(found) else None
         return self._works[key]
 
-    def time(
-        self, option: Option, kind: str, klass: RequestClass, label: str
-    ) -> tuple[float, float] | None:
+    def time(self, of_type: TypeKey, klass: RequestClass, label: str) -> tuple[float, float] | None:
         """Return seconds of an executor that a request takes for parts, and how long it is there.
 
         As slow as on any machine that gives the kind; None where it cannot be.
         """
-        key = (option, kind, klass.name, label)
+        key = (of_type, klass.name, label)
         if key not in self._times:
-            self._times[key] = self._work_out(option, kind, klass, label)
+            self._times[key] = self._work_out(of_type, klass, label)
         return self._times[key]
 
     def _work_out(
-        self, option: Option, kind: str, klass: RequestClass, label: str
+        self, of_type: TypeKey, klass: RequestClass, label: str
     ) -> tuple[float, float] | None:
-        works = self.works(option, kind)
+        works = self.works(of_type)
         keys = [(klass.name, each) for each in plain_parts(label)]
-        if works is None or not runs_on(label, option):
+        if works is None or not runs_on(label, of_type[1]):
             return None
         if not all(key in work.seconds for key in keys for work in works):
             return None
@@ -141,11 +152,19 @@ class _OptionTimes:
             return None
         return took[llm]
 
-    def _work(self, option: Option, kind: str, node: NodeType) -> ExecutorWork | None:
+    def _work(self, key: TypeKey, node: NodeType) -> ExecutorWork | None:
+        shared, option, kind = key
         tp = parse_node_type(kind).gpu_count
         try:
             return work_on(
-                self.model, option, node, self.service.classes, tp, self.engine, self.service.rates
+                self.model,
+                option,
+                node,
+                self.service.classes,
+                tp,
+                self.engine,
+                self.service.rates,
+                self.companies[shared],
             )
         except UsageError:
             return None  # it does not split over so many GPUs
@@ -156,16 +175,24 @@ _times_of = lru_cache(maxsize=32)(_OptionTimes)
 
 @dataclass(frozen=True)
 class _Kind:
-    """A set of parts on a kind of node, which some offers give, and how much slower it is taken to be."""
+    """A set of parts on a kind of node, which some offers give, and how much slower it is taken to be.
+
+    `shared` are the services that executors of it take requests of, none where they are one's alone.
+    """
 
     option: Option
     kind: str
     offers: tuple[Offer, ...]
     slowed: float
+    shared: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return "+".join(self.option)
+
+    @property
+    def key(self) -> TypeKey:
+        return self.shared, self.option, self.kind
 
 
 @dataclass
@@ -178,7 +205,11 @@ class _Copy:
 
 
 class ServiceProgram:
-    """The executors and classes of one any-to-any service."""
+    """The executors and classes of one any-to-any service.
+
+    Executors take its requests alone, or those of all services that may share them: both are there, since
+    room for the largest inputs of all is room that one alone may not need.
+    """
 
     def __init__(
         self,
@@ -189,6 +220,8 @@ class ServiceProgram:
         choose: ChooseOptions | None,
         usable: Callable[[str], bool],
         until: Callable[[], bool],
+        *,
+        share: bool,
     ) -> None:
         self.problem, self.catalog, self.service, self.effort = problem, catalog, service, effort
         self.model = catalog.model(service.model)
@@ -207,6 +240,8 @@ class ServiceProgram:
                 for name, some in routes.items()
             }
         self.routes = routes
+        sharers = {one: list_sharers(problem, service, one) if share else () for one in options}
+        shared = {one: names if len(names) > 1 else () for one, names in sharers.items()}
         on_offer = kinds_on_offer(problem, catalog)
         self.kinds = {k: o for k, o in on_offer.items() if service.allows(k) and usable(k)}
         self.types: list[_Kind] = []
@@ -217,6 +252,11 @@ class ServiceProgram:
             service.model_copy(update={"paths": ()}),
             problem.engine_of(service),
             tuple((kind, self._nodes(kind, offers)) for kind, offers in self.kinds.items()),
+            tuple(
+                (names, company_of(problem, catalog, service, names))
+                for names in sorted(set(shared.values()))
+                if names
+            ),
         )
         self._slow: dict[float, float] = {}
         free = choose is None and not service.paths
@@ -226,30 +266,46 @@ class ServiceProgram:
                 self.late = True
                 break
             for kind, offers in self.kinds.items():
-                self._add(option, kind, offers)
+                for names in dict.fromkeys(((), shared[option])):
+                    self._add(option, kind, offers, names)
 
     def _nodes(self, kind: str, offers: Sequence[Offer]) -> tuple[NodeType, ...]:
         """The nodes of a kind, one for each machine that gives it."""
         machines = sorted({offer.node_type for offer in offers})
         return tuple(node_source(self.catalog, kind, machine=each).node for each in machines)
 
-    def _add(self, option: Option, kind: str, offers: tuple[Offer, ...]) -> None:
+    def _add(
+        self, option: Option, kind: str, offers: tuple[Offer, ...], shared: tuple[str, ...]
+    ) -> None:
         """Add the executor of an option on a kind of node, as slow as was found, if it runs anything."""
-        if self.times.works(option, kind) is None or not any(
-            self.times.time(option, kind, klass, part)
+        key = (shared, option, kind)
+        services = map(self.problem.service, shared or (self.service.name,))
+        gpus = parse_node_type(kind).gpu_count
+        # Which machine gives the slice is decided later: all that may must have the cores.
+        cores = min(cores_of_slice(offer, gpus) for offer in offers)
+        if cores_needed(services, option) > cores:
+            return
+        if self.times.works(key) is None or not any(
+            self.times.time(key, klass, part)
             for klass in self.service.classes
             for route in self.routes[klass.name]
             for part in route
         ):
             return
-        slowed = self.effort.slowdown_of(self.service.name, "+".join(option), kind)
-        self.types.append(_Kind(option, kind, offers, slowed))
+        whose = name_services(shared or (self.service.name,))
+        slowed = self.effort.slowdown_of(whose, "+".join(option), kind)
+        self.types.append(_Kind(option, kind, offers, slowed, shared))
 
     def _time(self, index: int, klass: RequestClass, label: str) -> tuple[float, float] | None:
         one = self.types[index]
-        return self.times.time(one.option, one.kind, klass, label)
+        return self.times.time(one.key, klass, label)
 
     # ---------------------------------------------------------------- programs
+
+    @property
+    def keys(self) -> tuple[TypeKey, ...]:
+        """What tells its executors apart from all others but those that are shared."""
+        return tuple(one.key for one in self.types)
 
     def list_classes(
         self, links: Links, *, within_interfaces: bool = False
@@ -259,8 +315,8 @@ class ServiceProgram:
         With `within_interfaces` no executor takes more requests than its share of the machine's interface
         hands over, as if nothing were handed over inside machines.
         """
-        seconds: list[dict[tuple[str, str], float]] = [{} for _ in self.types]
-        latency: list[dict[tuple[str, str], float]] = [{} for _ in self.types]
+        seconds: list[dict[PartKey, float]] = [{} for _ in self.types]
+        latency: list[dict[PartKey, float]] = [{} for _ in self.types]
         classes = []
         for klass in self.service.classes:
             copies = self.copies_of(klass, links)
@@ -277,16 +333,17 @@ class ServiceProgram:
                         continue
                     if within_interfaces:
                         busy = max(busy, self._handing_s(klass, part, one, copies))
-                    seconds[index][klass.name, part] = busy
-                    latency[index][klass.name, part] = alone
+                    seconds[index][self.service.name, klass.name, part] = busy
+                    latency[index][self.service.name, klass.name, part] = alone
         executors = [
             ExecutorType(
                 self.service.name,
-                tuple(sorted({part for _, part in seconds[index]})),
+                tuple(sorted({part for *_, part in seconds[index]})),
                 ((one.kind, 1),),
                 seconds[index],
                 latency[index],
                 label=one.name,
+                guests=tuple(name for name in one.shared if name != self.service.name),
             )
             for index, one in enumerate(self.types)
         ]
@@ -381,9 +438,8 @@ class ServiceProgram:
 
     def copies_of(self, klass: RequestClass, links: Links) -> list[_Copy]:
         """Return the copies of a class's routes: however slow executors are taken to be, so found once."""
-        types = tuple((one.option, one.kind) for one in self.types)
         where = (tuple(self.kinds.items()), id(self.catalog))
-        key = (klass.name, links, self.routes[klass.name], types, where)
+        key = (klass.name, links, self.routes[klass.name], self.keys, where)
         known = self.times.copies.get(key)
         if known is None:
             known = self.times.copies[key] = (self.catalog, self._copies(klass, links))

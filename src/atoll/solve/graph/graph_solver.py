@@ -103,7 +103,7 @@ def _with_bound(plan: Plan, bound: float | None) -> Plan:
 def _solve(problem: Problem, request: PlanRequest) -> Plan:
     name, effort = request.solver or DEFAULT, request.effort
     effort.refuse_cluster_options()
-    _refuse_limits(problem)
+    refuse_limits(problem)
     catalog = request.catalog_for(problem)
     deadline = Deadline(request.deadline_s)
     libraries = _libraries(problem, catalog, request, deadline)
@@ -209,9 +209,8 @@ def missing_executors(built: BuiltProgram) -> tuple[str, ...]:
         runnable = {
             part
             for executor in built.program.executors
-            if executor.service == demand.service
-            for klass, part in executor.seconds
-            if klass == demand.name
+            for service, klass, part in executor.seconds
+            if (service, klass) == demand.key
         }
         if any(all(part in runnable for part in route) for route in demand.routes):
             continue
@@ -260,14 +259,16 @@ _NO_WAY_AROUND = (
     "lost machine is planned or simulated"
 )
 UNPLANNED = {
-    "spread": "all parts of a request of an any-to-any model run in one region",
+    "spread": "an any-to-any service stands where its paths do, and the programme of executors has no least "
+    "share of requests for a region",
     "survive": _NO_WAY_AROUND,
     "spot_loss": _NO_WAY_AROUND,
 }
 """Limits that are refused beside any-to-any models, by name, and why."""
 
 
-def _refuse_limits(problem: Problem) -> None:
+def refuse_limits(problem: Problem) -> None:
+    """Raise UsageError for limits that plans with any-to-any services do not keep."""
     limits = problem.limits
     asked = {
         "spread": limits.spread > 1,

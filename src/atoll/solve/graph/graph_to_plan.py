@@ -10,11 +10,13 @@ from dataclasses import replace
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InternalError
 from atoll.core.ids import Phase, RoleId, parse_node_type
+from atoll.plan.component_sharing import name_services
 from atoll.plan.executors import node_work
 from atoll.plan.plan import (
     SINK,
     SOURCE,
     Flow,
+    Guest,
     Instance,
     Market,
     Node,
@@ -78,7 +80,7 @@ def plan_of(
     paths = list(_paths(routes, made.by_type))
     passing = _passing(problem, paths, served)
     instances = [
-        _carrying(instance, passing.get(instance.id, 0.0)) if instance.is_executor else instance
+        _carrying(instance, passing) if instance.is_executor else instance
         for instance in apply_all(effort.derating, made.instances)
     ]
     packed, seats = place_in(problem, sorted(instances, key=lambda i: i.id), boxes, made.by_type)
@@ -87,10 +89,18 @@ def plan_of(
         seated = local_paths(boxes, seats, built.program)
         paths = _seated_paths([each for each in seated if each[1] in made.classes(each[0])])
         passing = _passing(problem, paths, served)
-        packed = tuple(_carrying(i, passing.get(i.id, 0.0)) if i.is_executor else i for i in packed)
+        packed = tuple(_carrying(i, passing) if i.is_executor else i for i in packed)
     return assemble(
         problem,
-        [_with_work(problem, catalog, effort, one) if one.is_executor else one for one in packed],
+        _with_shares(
+            problem,
+            paths,
+            served,
+            [
+                _with_work(problem, catalog, effort, one) if one.is_executor else one
+                for one in packed
+            ],
+        ),
         catalog=catalog,
         status=answer.status,
         solver=solver,
@@ -145,12 +155,13 @@ def _leaner(built: BuiltProgram, index: int, used: set[str]) -> int | None:
     if origin.kind is None or not parts or parts == origin.parts:
         return None
     for other, lean in zip(built.origins, built.program.executors, strict=True):
-        if (other.service, other.parts, other.kind) == (origin.service, parts, origin.kind):
+        same_place = (other.service, other.guests, other.kind)
+        if same_place == (origin.service, origin.guests, origin.kind) and other.parts == parts:
             same = all(
                 lean.seconds.get(key, math.inf) <= seconds
                 and lean.latency_s[key] <= own.latency_s[key]
                 for key, seconds in own.seconds.items()
-                if key[1] in used
+                if key[2] in used
             )
             return built.origins.index(other) if same else None
     return None
@@ -197,7 +208,7 @@ class _Executors:
             running.remove(same)
             for node in same.nodes:
                 sources[(same.region, node.node_type, node.market), node.kind] -= 1
-            self._add(placed, self._kept(same))
+            self._add(placed, self._kept(same, origin))
             stay += 1
         if stay < placed.kept:
             raise InternalError(f"nothing of {origin.service} runs in {placed.region} to keep")
@@ -209,11 +220,13 @@ class _Executors:
         self.instances.append(instance)
         self.by_type[placed.executor, placed.region].append(instance.id)
 
-    def _kept(self, running: Instance) -> Instance:
+    def _kept(self, running: Instance, origin: Origin) -> Instance:
         if not running.is_executor:
             return keep(self.problem, self.catalog, running)
         usd = price(self.problem, running.region, running.nodes)
-        return running.model_copy(update={"usd_per_hour": usd, "kept": True})
+        return running.model_copy(
+            update={"usd_per_hour": usd, "kept": True, "guests": _guests(origin)}
+        )
 
     def _new(
         self, placed: PlacedExecutors, origin: Origin, sources: Counter[tuple[OfferKey, str]]
@@ -242,6 +255,7 @@ class _Executors:
             flows=(),
             throughput_per_s=0.0,
             usd_per_hour=price(self.problem, placed.region, (node,)),
+            guests=_guests(origin),
         )
 
     def _new_template(
@@ -265,6 +279,11 @@ class _Executors:
         while f"{stem}-{number}" in self.taken:
             number += 1
         return f"{stem}-{number}"
+
+
+def _guests(origin: Origin) -> tuple[Guest, ...]:
+    """The services that share an executor, before anybody is led over it."""
+    return tuple(Guest(service=name, per_s=0.0) for name in origin.guests)
 
 
 def _covered(instance: Instance, sources: Mapping[tuple[OfferKey, str], int]) -> bool:
@@ -362,33 +381,74 @@ def _seated_paths(
 
 def _passing(
     problem: Problem, paths: Sequence[RequestPath], served: Mapping[str, float]
-) -> dict[str, float]:
-    """Requests/s that paths lead over each executor."""
-    passing: defaultdict[str, float] = defaultdict(float)
+) -> dict[tuple[str, str], float]:
+    """Requests/s that paths lead over each executor, by executor and service."""
+    passing: defaultdict[tuple[str, str], float] = defaultdict(float)
     for path in paths:
         service = problem.service(path.service)
         rate = service.class_rate_per_s(service.klass(path.klass)) * served[service.name]
         for step in path.steps:
             for name, weight in step.instances.items():
-                passing[name] += rate * path.share * weight
+                passing[name, service.name] += rate * path.share * weight
     return dict(passing)
 
 
 def _with_work(problem: Problem, catalog: Catalog, effort: Effort, instance: Instance) -> Instance:
     """The executor with the seconds that requests take of it, as slow as it was planned to be."""
-    service = problem.service(instance.service)
-    work = node_work(problem, catalog, service, instance)
     parts, kind = instance.role_id.component, instance.nodes[0].kind
-    slowed = effort.slowdown_of(service.name, parts, kind)
-    found = {} if work is None else work.seconds
-    seconds = tuple(PartSeconds(*key, slowed * found[key]) for key in sorted(found))
-    return instance.model_copy(update={"work": seconds})
+    slowed = effort.slowdown_of(name_services(instance.services), parts, kind)
+    told: dict[str, tuple[PartSeconds, ...]] = {}
+    for name in instance.services:
+        work = node_work(problem, catalog, problem.service(name), instance)
+        found = {} if work is None else work.seconds
+        told[name] = tuple(PartSeconds(*key, slowed * found[key]) for key in sorted(found))
+    guests = tuple(
+        guest.model_copy(update={"work": told[guest.service]}) for guest in instance.guests
+    )
+    return instance.model_copy(update={"work": told[instance.service], "guests": guests})
 
 
-def _carrying(instance: Instance, per_s: float) -> Instance:
+def _with_shares(
+    problem: Problem,
+    paths: Sequence[RequestPath],
+    served: Mapping[str, float],
+    instances: Sequence[Instance],
+) -> tuple[Instance, ...]:
+    """Executors with which part of their work each service that shares them is."""
+    shared = {one.id: one for one in instances if one.guests}
+    busy: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for path in paths:
+        service = problem.service(path.service)
+        rate = service.class_rate_per_s(service.klass(path.klass)) * served[service.name]
+        for step in path.steps:
+            for name in step.instances.keys() & shared.keys():
+                took = {(k, part): s for k, part, s in shared[name].work_of(path.service)}
+                seconds = sum(took.get((path.klass, part), 0.0) for part in step.parts)
+                weight = path.share * step.instances[name]
+                busy[name, path.service] += rate * weight * seconds
+    made = []
+    for one in instances:
+        total = sum(busy[one.id, name] for name in one.services)
+        guests = tuple(
+            guest.model_copy(update={"share": min(1.0, busy[one.id, guest.service] / total)})
+            for guest in one.guests
+            if total > 0.0
+        )
+        made.append(one.model_copy(update={"guests": guests}) if guests else one)
+    return tuple(made)
+
+
+def _carrying(instance: Instance, passing: Mapping[tuple[str, str], float]) -> Instance:
+    """The executor with the requests/s that pass it, of its own service and of those that share it."""
+    by_service = [passing.get((instance.id, name), 0.0) for name in instance.services]
+    per_s = sum(by_service)
     flows = (
         (Flow(src=SOURCE, dst="n0", per_s=per_s), Flow(src="n0", dst=SINK, per_s=per_s))
         if per_s > 0
         else ()
     )
-    return instance.model_copy(update={"flows": flows, "throughput_per_s": per_s})
+    guests = tuple(
+        Guest(service=guest.service, per_s=each)
+        for guest, each in zip(instance.guests, by_service[1:], strict=True)
+    )
+    return instance.model_copy(update={"flows": flows, "throughput_per_s": per_s, "guests": guests})

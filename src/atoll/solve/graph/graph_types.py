@@ -3,7 +3,8 @@
 An *executor* runs a set of parts (components, or phases of an llm) on the GPUs of a slice of a machine, or of
 several slices where layers of a plain model are spread. One second of it is one second of work. A request of
 class t takes `seconds[t, part]` of an executor for each part that it runs there: seconds add up, rates do
-not. A class may go one of several `routes`, each a set of parts, of which every part is run by one executor.
+not, whichever of the services that share the executor the classes are of. A class may go one of several
+`routes`, each a set of parts, of which every part is run by one executor.
 
 With n[e, r] executors of type e in region r, x[t, w, r] requests/s of class t that go route w there and
 z[t, part, e, r] of them for which e runs a part:
@@ -32,8 +33,8 @@ from atoll.plan.plan import OfferKey
 
 ClassKey = tuple[str, str]
 """Service and class."""
-PartKey = tuple[str, str]
-"""Class (within the executor's service) and part."""
+PartKey = tuple[str, str, str]
+"""Service, class and part."""
 Place = tuple[str, str, str]
 """Region, node type of the machine, kind of the slice."""
 
@@ -72,7 +73,8 @@ class Machines:
 class ExecutorType:
     """Executors that are alike: parts of a service on slices of machines, such as {"A100-80:2": 1}.
 
-    `label` tells types apart that have the same parts and slices (other layers or tensor parallelism).
+    They run what they have `seconds` for, of `guests` beside their own service. `label` tells types apart
+    that have the same parts and slices (other layers or tensor parallelism).
     """
 
     service: str
@@ -81,6 +83,12 @@ class ExecutorType:
     seconds: Mapping[PartKey, float] = field(hash=False)
     latency_s: Mapping[PartKey, float] = field(hash=False)
     label: str = ""
+    guests: tuple[str, ...] = ()
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The services whose requests they take, their own first."""
+        return (self.service, *self.guests)
 
 
 @dataclass(frozen=True, slots=True)

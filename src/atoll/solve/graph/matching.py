@@ -135,7 +135,7 @@ def _latencies(
     program: GraphProgram, klass: ClassDemand, part: str, executors: Mapping[int, float]
 ) -> dict[int, float]:
     return {
-        e: float(program.executors[e].latency_s.get((klass.name, part), 0.0)) for e in executors
+        e: float(program.executors[e].latency_s.get((*klass.key, part), 0.0)) for e in executors
     }
 
 

@@ -131,9 +131,9 @@ class PatternMaster:
         klass = self.program.classes[key[0]]
         for c, (first, _, _) in enumerate(route_chains(klass, klass.routes[key[1]])):
             late = {
-                float(executor.latency_s.get((klass.name, first), 0.0))
+                float(executor.latency_s.get((*klass.key, first), 0.0))
                 for executor in self.program.executors
-                if executor.service == klass.service and (klass.name, first) in executor.seconds
+                if (*klass.key, first) in executor.seconds
             }
             self._chain_rows[key, c] = [(v, self._row(0.0, math.inf)) for v in sorted(late)]
 

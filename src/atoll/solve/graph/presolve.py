@@ -1,8 +1,9 @@
 """Executor types that no best answer needs: another does all they do, no slower, on no more slices.
 
-Only types of one service are compared, only on parts that somebody asks for, and on latency only where a
-chain bounds it. The one that stays can stand in for the other in any answer, so nothing is lost, whatever
-machines cost and however many there are. Executors that stand keep their columns: that is up to the caller.
+Only types of services that share executors are compared, only on parts that somebody asks for, and on latency
+only where a chain bounds it. The one that stays can stand in for the other in any answer, so nothing is lost,
+whatever machines cost and however many there are. Executors that stand keep their columns: that is up to the
+caller.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.array_types import Floats
-from atoll.solve.graph.graph_types import GraphProgram
+from atoll.solve.graph.graph_types import GraphProgram, PartKey
 
 _PAIRS = 2_000
 """Types of a service up to which all are compared with all; beyond, only those on the same slices."""
@@ -19,20 +20,21 @@ _PAIRS = 2_000
 
 def undominated(program: GraphProgram) -> tuple[int, ...]:
     """Return the types, by index, that are left: of equal ones the first."""
-    asked: dict[str, dict[tuple[str, str], bool]] = {}
+    asked: dict[frozenset[str], dict[PartKey, bool]] = {}
+    groups_of = _group_services(program)
     for klass in program.classes:
         if klass.rate_per_s > 0.0:
             chained = {part for chain in klass.chains for part in (chain.first, chain.second)}
-            of = asked.setdefault(klass.service, {})
+            of = asked.setdefault(groups_of[klass.service], {})
             for part in (part for route in klass.routes for part in route):
-                of[klass.name, part] = part in chained
+                of[*klass.key, part] = part in chained
     offered = {f"{m.gpu}:{size}" for m in program.machines if m.available > 0 for size in m.sizes}
     left: list[int] = []
-    for service, keys in asked.items():
+    for services, keys in asked.items():
         types = [
             e
             for e, executor in enumerate(program.executors)
-            if executor.service == service
+            if executor.service in services
             and any(key in executor.seconds for key in keys)
             and all(kind in offered for kind, _ in executor.uses)
         ]
@@ -46,7 +48,17 @@ def undominated(program: GraphProgram) -> tuple[int, ...]:
     return tuple(sorted(left))
 
 
-def _measure(program: GraphProgram, types: list[int], keys: dict[tuple[str, str], bool]) -> Floats:
+def _group_services(program: GraphProgram) -> dict[str, frozenset[str]]:
+    """Return by service all that share executors with it, itself among them, if by way of others."""
+    names = {klass.service for klass in program.classes}
+    group = {name: frozenset((name,)) for name in names}
+    for services in {executor.services for executor in program.executors if executor.guests}:
+        joined = frozenset(other for name in services for other in group.get(name, (name,)))
+        group |= dict.fromkeys(joined, joined)
+    return group
+
+
+def _measure(program: GraphProgram, types: list[int], keys: dict[PartKey, bool]) -> Floats:
     """Return by type all of which less is better: slices by kind, seconds, and latency in chains."""
     kinds = sorted({kind for e in types for kind, _ in program.executors[e].uses})
     place = {kind: i for i, kind in enumerate(kinds)}

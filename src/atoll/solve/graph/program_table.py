@@ -279,7 +279,7 @@ def _list_able(
         executor = program.executors[e]
         for r in range(len(regions)):
             if _fits(executor, r, cell_of) is not None:
-                able |= {(executor.service, t, part, r) for t, part in executor.seconds}
+                able |= {(*key, r) for key in executor.seconds}
     return able
 
 
@@ -365,9 +365,9 @@ def _list_units(
             if not used:
                 continue
             j, before = len(units), len(z)
-            for (t, part), seconds in executor.seconds.items():
-                late = float(executor.latency_s.get((t, part), 0.0))
-                for d, rate in asked.get((executor.service, t, part, r), ()):
+            for key, seconds in executor.seconds.items():
+                late = float(executor.latency_s.get(key, 0.0))
+                for d, rate in asked.get((*key, r), ()):
                     z.append((j, d, rate * seconds, late))
             # Where nobody asks for what it runs there is no unit, and the next one gets the number.
             if len(z) > before:

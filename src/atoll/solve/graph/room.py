@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.catalog.catalog import Catalog
+from atoll.plan.component_sharing import list_sharers, name_services
 from atoll.plan.executor_use import executor_use
 from atoll.plan.executors import routes_of
 from atoll.plan.plan import Plan
@@ -48,9 +49,11 @@ def slowdown_of(plan: Plan, problem: Problem, catalog: Catalog) -> Slowdown:
             route for klass in service.classes for route in routes_of(catalog, service, klass)
         ]
         for option in options_of(catalog.model(service.model), service, routes):
-            found[service.name, "+".join(option), _OTHERS] = mean
+            shared = list_sharers(problem, service, option)
+            for whose in {service.name, name_services(shared)}:
+                found[whose, "+".join(option), _OTHERS] = mean
         for one in own:
-            key = (service.name, "+".join(one.parts), one.kind)
+            key = (name_services((one.service, *one.guests)), "+".join(one.parts), one.kind)
             found[key] = min(found.get(key, _MAX_SLOW), _clamp(1.0 / (one.busy or 1.0)))
     return found
 

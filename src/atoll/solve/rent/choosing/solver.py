@@ -48,7 +48,8 @@ def refuse_others(problem: Problem) -> None:
     if graphs:
         what = "is a choice" if graphs[0] in optional else "stands beside one"
         raise UsageError(
-            f"{graphs[0]} is of an any-to-any model and {what}",
+            f"{graphs[0]} is of an any-to-any model and {what}: shares of models are set over templates of "
+            "plain ones, which executors have none of",
             hint="plan any-to-any models in a fleet without choices of models",
             field="services",
         )
