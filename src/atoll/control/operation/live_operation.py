@@ -205,7 +205,9 @@ class LiveOperation:
             return
         kept = keep_entrance(self.home, self.record.name, known)
         if kept != known:
-            self.home.write_down("note", "what had died of hub, gateway and graph servers was started anew")
+            self.home.write_down(
+                "note", "what had died of hub, gateway and graph servers was started anew"
+            )
             self._use(fleet, controller, self.record.model_copy(update={"entrance": kept}))
 
     def _use(self, fleet: OperatedFleet, controller: FleetController, record: FleetRecord) -> None:
