@@ -10,7 +10,8 @@ The parts are measured first, the language model by how fast a device reads and 
 depends on how many answers it writes at once. `Fleet.plan` decides with that, and so does its solver
 `monolith`, which puts all parts on every executor it rents. Both deployments stand at the same time and take
 turns. What each carries is found by clients that ask again at once; then both get the same requests at the
-same times, at 70 % of what the plan carries, and the simulator gets those very requests.
+same times, at 70 % of what the plan carries, and the simulator gets those very requests. It has a voice begin
+when all of a text is there, where served ones begin with its first sentence: `--one-sentence` leaves that out.
 """
 
 from __future__ import annotations
@@ -177,13 +178,14 @@ def _describe(plan: Plan) -> str:
     return ", ".join("+".join(instance.parts) for instance in plan.instances)
 
 
-def timed_served() -> ServedParts:
+def timed_served(*, one_sentence: bool = False) -> ServedParts:
     """Return the parts that wait, and the tasks over them."""
     eye, ear, scribe, mind, voice = (
         f"{HERE}:Timed{name}" for name in ("Eye", "Ear", "Scribe", "Mind", "Voice")
     )
     return ServedParts(
         parts={"vision": (eye,), "audio": (ear, scribe), "llm": (mind,), "speech": (voice,)},
+        settings={mind: {"one_sentence": one_sentence}},
         tasks={name: TASKS[name] for name in ("chat", "transcriptions", "speech")},
         options={
             "see": eye,
@@ -223,20 +225,20 @@ async def measure_timed() -> MeasuredCore:
     return MeasuredCore(rates, {}, speed.bandwidth_gbs, speed.fp16_tflops)
 
 
-async def _measure(real: bool) -> tuple[MeasuredCore, int, ServedParts]:
+async def _measure(real: bool, one_sentence: bool) -> tuple[MeasuredCore, int, ServedParts]:
     """Return what a device does, how many there are, and the parts."""
     if not real:
-        return await measure_timed(), DEVICES, timed_served()
+        return await measure_timed(), DEVICES, timed_served(one_sentence=one_sentence)
     cores = usable_cores()
     core = await asyncio.to_thread(measure_core, cores, _RUNS, ("vision", *PARTS))
     rates = {part: rate for part, rate in core.rates.items() if part != "llm"}
     return dataclasses.replace(core, rates=rates), len(cores), own_parts()
 
 
-async def compare(count: int, *, real: bool = False) -> dict[str, Any]:
+async def compare(count: int, *, real: bool = False, one_sentence: bool = False) -> dict[str, Any]:
     """Measure, plan, serve and simulate; return the figures."""
     asked = make_requests(count)
-    core, devices, parts = await _measure(real)
+    core, devices, parts = await _measure(real, one_sentence)
     mixed = _mixed(_means(asked))
     most = await asyncio.to_thread(
         make_plan, fleet_of(core, mixed, _MUCH_PER_S, devices), "monolith"
@@ -335,8 +337,12 @@ def main() -> None:
     parser.add_argument(
         "--real", action="store_true", help="real parts on the cores of this machine"
     )
+    parser.add_argument(
+        "--one-sentence", action="store_true", help="spoken when all of it is there, as simulated"
+    )
     chosen = parser.parse_args()
-    found = asyncio.run(compare(QUICK_COUNT if chosen.quick else COUNT, real=chosen.real))
+    count = QUICK_COUNT if chosen.quick else COUNT
+    found = asyncio.run(compare(count, real=chosen.real, one_sentence=chosen.one_sentence))
     bars = {"sim_vs_served_err": 0.15}
     figures = [
         Figure(name, value, bars.get(name))

@@ -157,19 +157,19 @@ class _Answer:
 
 
 class TimedMind(StreamComponent):
-    """Messages into words, those of all requests in one batch."""
+    """Messages into words, those of all requests in one batch; three to a sentence, or `one_sentence`."""
 
     name: ClassVar[str] = "timed-mind"
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_sentence: bool = False) -> None:
+        self._words = tuple(word.replace(".", "") for word in _WORDS) if one_sentence else _WORDS
         self._answers: list[_Answer] = []
         self._loop: asyncio.Task[None] | None = None
 
     @classmethod
     def load(cls, setup: Setup) -> Self:
         """Return it."""
-        del setup
-        return cls()
+        return cls(one_sentence=bool(setup.option("one_sentence", False)))
 
     def example(self) -> Inputs:
         """Return a greeting."""
@@ -182,7 +182,7 @@ class TimedMind(StreamComponent):
         self._answers.append(answer)
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._step_on())
-        words = [_WORDS[n % len(_WORDS)] for n in range(wanted)]
+        words = [self._words[n % len(self._words)] for n in range(wanted)]
         try:
             for number, word in enumerate(words):
                 await answer.tokens.get()
