@@ -10,8 +10,9 @@ The parts are measured first, the language model by how fast a device reads and 
 depends on how many answers it writes at once. `Fleet.plan` decides with that, and so does its solver
 `monolith`, which puts all parts on every executor it rents. Both deployments stand at the same time and take
 turns. What each carries is found by clients that ask again at once; then both get the same requests at the
-same times, at 70 % of what the plan carries, and the simulator gets those very requests. It has a voice begin
-when all of a text is there, where served ones begin with its first sentence: `--one-sentence` leaves that out.
+same times, at 70 % of what the plan carries, and the simulator gets those very requests. It has a voice
+begin when all of a text is there, where served ones begin with its first sentence: `--one-sentence` leaves
+that out.
 """
 
 from __future__ import annotations
