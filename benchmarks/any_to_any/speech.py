@@ -26,8 +26,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -39,9 +38,9 @@ from atoll.runtime.local.cores import usable_cores
 from atoll.runtime.media.sounds import encode_wav
 from benchmarks.any_to_any.speech_client import (
     SpokenQuestion,
-    TimedAnswer,
     closed_loop,
     open_loop,
+    questions_of,
     transcribe,
 )
 from benchmarks.any_to_any.speech_fleet import (
@@ -58,7 +57,6 @@ from benchmarks.any_to_any.speech_fleet import (
     simulate_answers,
 )
 from benchmarks.any_to_any.speech_questions import QUESTIONS
-from benchmarks.process_cpu import read_core_share, read_cpu_s, read_schedule_s
 from benchmarks.report import Figure, finish
 from research.speech.word_errors import word_errors
 
@@ -94,17 +92,6 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-async def _turn(running: RunningFleet, load: str, asking: Awaitable[list[TimedAnswer]]) -> None:
-    """Let one deployment answer while the others have nothing to do."""
-    began_s, cpu_s = time.perf_counter(), read_cpu_s(running.pids())
-    before = read_schedule_s(running.executors())
-    answers = await asking
-    took_s = time.perf_counter() - began_s
-    running.add(load, answers, took_s, read_cpu_s(running.pids()) - cpu_s)
-    running.core_share[load] = read_core_share(before, read_schedule_s(running.executors()))
-    _say(f"  {running.name}, {load}: {len(answers)} answers in {took_s:.1f} s")
-
-
 async def _closed(fleets: Sequence[RunningFleet], asked: Sequence[Numbered], clients: int) -> None:
     """Closed loops in turns, each with a share of the questions for every deployment."""
     load = f"{clients} client{'s' if clients > 1 else ''}"
@@ -112,8 +99,8 @@ async def _closed(fleets: Sequence[RunningFleet], asked: Sequence[Numbered], cli
         share = asked[turn::TURNS]
         ordered = fleets if turn % 2 == 0 else fleets[::-1]
         for running in ordered:
-            asking = closed_loop(running.fleet.url, MODEL, share, clients, TOKENS)
-            await _turn(running, load, asking)
+            asking = closed_loop(questions_of(running.fleet.url, MODEL, share, TOKENS), clients)
+            await running.turn(load, asking)
 
 
 async def _open(
@@ -122,8 +109,8 @@ async def _open(
     gaps = np.random.default_rng(_SEED).exponential(1.0 / rate_per_s, len(asked))
     arrivals_s = [float(at_s) for at_s in np.cumsum(gaps) - gaps[0]]
     for running in fleets:
-        asking = open_loop(running.fleet.url, MODEL, asked, arrivals_s, TOKENS)
-        await _turn(running, "open loop", asking)
+        asking = open_loop(questions_of(running.fleet.url, MODEL, asked, TOKENS), arrivals_s)
+        await running.turn("open loop", asking)
 
 
 async def _hear(running: RunningFleet, questions: Sequence[SpokenQuestion]) -> float:
@@ -196,18 +183,19 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
         async def start(running: RunningFleet) -> RunningFleet:
             await running.fleet.start()
             fleets.append(running)
-            await closed_loop(running.fleet.url, MODEL, asked[:_WARM_UP], 1, TOKENS)
+            await closed_loop(questions_of(running.fleet.url, MODEL, asked[:_WARM_UP], TOKENS), 1)
             return running
 
         try:
             whole = await start(stack.enter_context(fleet_on("monolith", monolith(len(cores)))))
-            known = await closed_loop(whole.fleet.url, MODEL, asked[:4], 1, TOKENS)
+            known = await closed_loop(questions_of(whole.fleet.url, MODEL, asked[:4], TOKENS), 1)
             mean = MeanRequest.of(known, audio_s)
+            mixed = {"audio -> audio": (1.0, mean)}
             request_s = core.request_s(mean)
             rate_per_s = _BUSY * len(cores) / sum(request_s.values())
             shown = ", ".join(f"{part} {seconds:.2f}" for part, seconds in request_s.items())
             _say(f"seconds of a core for a request: {shown}; planning for {rate_per_s:.2f}/s")
-            fleet = fleet_of(core, mean, rate_per_s, len(cores))
+            fleet = fleet_of(core, mixed, rate_per_s, len(cores))
             plan = await asyncio.to_thread(make_plan, fleet)
             made = ", ".join(instance.describe() for instance in plan.instances)
             alike = is_monolithic(plan)
@@ -217,7 +205,7 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
             if alike and len(cores) > 1:
                 # By rates without batches the mind alone may be more than one core has.
                 least = min(rate_per_s, _BUSY / max(request_s.values()))
-                fleet = fleet_of(core, mean, least, len(cores), SPLIT)
+                fleet = fleet_of(core, mixed, least, len(cores), SPLIT)
                 plan = await asyncio.to_thread(make_plan, fleet)
                 await start(stack.enter_context(fleet_on("split", planned(plan), plan)))
                 simulated_of["split"] = (plan, SPLIT)
@@ -236,9 +224,9 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
     for f in simulated:
         plan, ways = simulated_of[f.name]
         for share in (1.0, f.core_share["open loop"]):
-            fleet = fleet_of(core.at(share), mean, rate_per_s, len(cores), ways)
+            fleet = fleet_of(core.at(share), mixed, rate_per_s, len(cores), ways)
             title = f"{f.name}, {share:.0%} of a core"
-            said[title] = simulate_answers(fleet, plan, f.answers["open loop"], mean)
+            said[title] = simulate_answers(fleet, plan, f.answers["open loop"], [mean])
     ratios = _compare_simulated(said, found)
     figures = [Figure("wer", round(wer, 4), _BAR_WER, f"of {len(spoken)} questions")]
     full = f"{CLIENTS} clients"

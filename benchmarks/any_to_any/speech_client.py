@@ -7,8 +7,10 @@ import base64
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from atoll.runtime.http.http_client import request, stream_lines
 
@@ -44,18 +46,32 @@ class TimedAnswer:
 async def ask(
     url: str, model: str, asked: SpokenQuestion, number: int, max_tokens: int, zero_s: float
 ) -> TimedAnswer:
-    """Ask one question; RuntimeError where the answer is not whole."""
+    """Ask one question aloud; RuntimeError where the answer is not whole."""
+    return await ask_chat(url, spoken_body(model, asked, max_tokens), number, zero_s)
+
+
+def spoken_body(model: str, asked: SpokenQuestion, max_tokens: int) -> dict[str, Any]:
+    """Return the body of a chat in which a question is spoken, to be answered aloud."""
     sound = {"data": base64.b64encode(asked.wav).decode(), "format": "wav"}
-    body = {
+    content = [{"type": "input_audio", "input_audio": sound}]
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "heart", "format": "pcm16"}}
+    return chat_body(model, content, max_tokens) | spoken
+
+
+def chat_body(model: str, content: Any, max_tokens: int) -> dict[str, Any]:
+    """Return the body of a chat of one message, streamed with its usage."""
+    return {
         "model": model,
-        "messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": sound}]}],
-        "modalities": ["text", "audio"],
-        "audio": {"voice": "heart", "format": "pcm16"},
+        "messages": [{"role": "user", "content": content}],
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+async def ask_chat(url: str, body: dict[str, Any], number: int, zero_s: float) -> TimedAnswer:
+    """Ask, and take note of the times; RuntimeError where the answer is not whole."""
     began_s = time.perf_counter()
     found = TimedAnswer(number, began_s - zero_s)
     ended = False
@@ -77,14 +93,14 @@ async def ask(
                 found.completion_tokens = usage["completion_tokens"]
             for choice in event["choices"]:
                 audio = choice["delta"].get("audio") or {}
-                if text := audio.get("transcript"):
+                if text := audio.get("transcript") or choice["delta"].get("content"):
                     found.first_text_s = found.first_text_s or now_s
                     found.text += text
                 if sent := audio.get("data"):
                     found.first_audio_s = found.first_audio_s or now_s
                     found.speech_s += len(base64.b64decode(sent)) / 2 / _RATE_HZ
     found.took_s = time.perf_counter() - began_s
-    if not (ended and found.text and found.speech_s):
+    if not (ended and found.text and (found.speech_s or "modalities" not in body)):
         raise RuntimeError(f"question {number}: the answer is not whole: {found}")
     return found
 
@@ -108,40 +124,38 @@ async def transcribe(url: str, model: str, asked: SpokenQuestion) -> str:
     return str(json.loads(answer.body)["text"])
 
 
-async def closed_loop(
-    url: str,
-    model: str,
-    questions: Sequence[tuple[int, SpokenQuestion]],
-    clients: int,
-    max_tokens: int,
-) -> list[TimedAnswer]:
-    """Let clients ask all questions, each its next one as soon as it is answered."""
-    left = list(reversed(questions))
+Ask = Callable[[float], Awaitable[TimedAnswer]]
+"""Asks something; takes when its run began, on the clock of `time.perf_counter`."""
+
+
+def questions_of(
+    url: str, model: str, questions: Sequence[tuple[int, SpokenQuestion]], max_tokens: int
+) -> list[Ask]:
+    """Return spoken questions as what loops ask."""
+    return [partial(ask, url, model, asked, n, max_tokens) for n, asked in questions]
+
+
+async def closed_loop(asks: Sequence[Ask], clients: int) -> list[TimedAnswer]:
+    """Let clients ask everything, each its next one as soon as it is answered."""
+    left = list(reversed(asks))
     found: list[TimedAnswer] = []
     zero_s = time.perf_counter()
 
     async def client() -> None:
         while left:
-            number, asked = left.pop()
-            found.append(await ask(url, model, asked, number, max_tokens, zero_s))
+            found.append(await left.pop()(zero_s))
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return found
 
 
-async def open_loop(
-    url: str,
-    model: str,
-    questions: Sequence[tuple[int, SpokenQuestion]],
-    arrivals_s: Sequence[float],
-    max_tokens: int,
-) -> list[TimedAnswer]:
-    """Ask each question when its time has come, however many are being answered."""
+async def open_loop(asks: Sequence[Ask], arrivals_s: Sequence[float]) -> list[TimedAnswer]:
+    """Ask each when its time has come, however many are being answered."""
     zero_s = time.perf_counter()
 
-    async def later(number: int, asked: SpokenQuestion, at_s: float) -> TimedAnswer:
+    async def later(each: Ask, at_s: float) -> TimedAnswer:
         await asyncio.sleep(max(0.0, at_s - (time.perf_counter() - zero_s)))
-        return await ask(url, model, asked, number, max_tokens, zero_s)
+        return await each(zero_s)
 
-    timed = zip(questions, arrivals_s, strict=True)
-    return await asyncio.gather(*(later(n, asked, at_s) for (n, asked), at_s in timed))
+    timed = zip(asks, arrivals_s, strict=True)
+    return await asyncio.gather(*(later(each, at_s) for each, at_s in timed))

@@ -8,7 +8,8 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,43 +22,71 @@ from atoll.runtime.local.local_endpoints import LocalOptions
 from atoll.runtime.local.local_fleet import LocalFleet
 from atoll.runtime.local.serving import local_fleet
 from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment, deployment_of
-from atoll.runtime.task_fleet.parts import own_parts
+from atoll.runtime.task_fleet.parts import ServedParts, own_parts
 from atoll.sim.tasks.from_plan import task_fleet
 from atoll.sim.tasks.simulate_tasks import simulate_tasks
 from atoll.sim.tasks.task_demand import Demand
 from atoll.solve.effort import LEVELS, Effort
 from benchmarks.any_to_any.speech_client import TimedAnswer
+from benchmarks.process_cpu import read_core_share, read_cpu_s, read_schedule_s
 
 MODEL = "assistant"
 PARTS = ("audio", "llm", "speech")
 _PLAN_S = 300.0
+_PERCENTS = (50, 95, 99)
 _MEDIA_TOKENS_PER_S = 4.0
 """Tokens that the catalog's audio encoder gives for a second: the simulator adds them to the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeanRequest:
-    """What requests bring and want in the mean: seconds, tokens of the whole prompt and of the answer."""
+    """What requests bring and want in the mean: seconds, tokens of the whole prompt and of the answer.
+
+    image: what is said of their picture in a fleet file, "" where they bring none; it is `image_tokens` long.
+    """
 
     audio_s: float
     prompt_tokens: float
     answer_tokens: float
     speech_s: float
+    image: str = ""
+    image_tokens: float = 0.0
 
     @classmethod
-    def of(cls, answers: Sequence[TimedAnswer], audio_s: float) -> MeanRequest:
+    def of(
+        cls,
+        answers: Sequence[TimedAnswer],
+        audio_s: float,
+        image: str = "",
+        image_tokens: float = 0.0,
+    ) -> MeanRequest:
         """Return the mean of answers to questions of so many seconds."""
         return cls(
             audio_s,
             statistics.fmean(answer.prompt_tokens for answer in answers),
             statistics.fmean(answer.completion_tokens for answer in answers),
             statistics.fmean(answer.speech_s for answer in answers),
+            image,
+            image_tokens,
         )
 
     @property
+    def media_tokens(self) -> float:
+        """Tokens that the simulator adds to the prompt for sound and picture."""
+        return _MEDIA_TOKENS_PER_S * self.audio_s + self.image_tokens
+
+    @property
     def text_tokens(self) -> float:
-        """Tokens of the prompt that the simulator does not make of the sound."""
-        return max(1.0, self.prompt_tokens - _MEDIA_TOKENS_PER_S * self.audio_s)
+        """Tokens of the prompt that the simulator does not make of sound and picture."""
+        return max(1.0, self.prompt_tokens - self.media_tokens)
+
+    def write(self, share: float) -> str:
+        """Return it as a class of a fleet file, with its share of the requests."""
+        media = [f"audio: {self.audio_s:.2f}s"] if self.audio_s else []
+        media += [f"images: {self.image}"] if self.image else []
+        media += [f"speech: {self.speech_s:.2f}s"] if self.speech_s else []
+        sizes = f"input: {self.text_tokens:.0f}, output: {self.answer_tokens:.0f}"
+        return ", ".join((f"share: {100 * share:.6g}%", sizes, *media))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +118,10 @@ class MeasuredCore:
         return {part: amounts[unit] / per_s for part, (unit, per_s) in self.rates.items()}
 
 
-def measure_core(cores: Sequence[int], runs: int) -> MeasuredCore:
-    """Measure the parts on all cores at once, one `atoll tasks measure` each, and return the mean."""
+def measure_core(cores: Sequence[int], runs: int, parts: Sequence[str] = PARTS) -> MeasuredCore:
+    """Measure parts on all cores at once, one `atoll tasks measure` each, and return the mean."""
     command = [sys.executable, "-m", "atoll", "tasks", "measure", "--json", "--runs", str(runs)]
-    for part in PARTS:
+    for part in parts:
         command += ["--part", part]
     running = []
     before = os.sched_getaffinity(0)
@@ -113,25 +142,28 @@ def measure_core(cores: Sequence[int], runs: int) -> MeasuredCore:
     return MeasuredCore(
         {
             part: (rows[0][part]["unit"], statistics.fmean(r[part]["cpu_per_s"] for r in rows))
-            for part in PARTS
+            for part in parts
         },
-        {part: statistics.fmean(r[part]["per_s"] for r in rows) for part in PARTS},
+        {part: statistics.fmean(r[part]["per_s"] for r in rows) for part in parts},
         statistics.fmean(each["core"]["bandwidth_gbs"] for each in found),
         statistics.fmean(each["core"]["fp16_tflops"] for each in found),
     )
 
 
 def fleet_of(
-    core: MeasuredCore, mean: MeanRequest, rate_per_s: float, cores: int, paths: str = ""
+    core: MeasuredCore,
+    classes: Mapping[str, tuple[float, MeanRequest]],
+    rate_per_s: float,
+    cores: int,
+    paths: str = "",
 ) -> Fleet:
-    """Return the fleet: so many cores, each a machine of its own, and the demand."""
+    """Return the fleet: so many cores, each a machine of its own, and the demand, by class with its share."""
     rates = "\n".join(
         f"      {part}: {{CORE: {{{unit}: {per_s:.4g}/s}}}}"
         for part, (unit, per_s) in core.rates.items()
     )
-    klass = (
-        f"share: 100%, input: {mean.text_tokens:.0f}, output: {mean.answer_tokens:.0f}, "
-        f"audio: {mean.audio_s:.2f}s, speech: {mean.speech_s:.2f}s"
+    mixed = "\n".join(
+        f"      {name}: {{{mean.write(share)}}}" for name, (share, mean) in classes.items()
     )
     speeds = f"bandwidth: {core.bandwidth_gbs:.4g}GB/s, fp16_tflops: {core.fp16_tflops:.4g}"
     return Fleet.read(
@@ -146,7 +178,7 @@ services:
     phases: together
 {f"    paths: {paths}" if paths else ""}
     classes:
-      audio -> audio: {{{klass}}}
+{mixed}
     rates:
 {rates}
 pool:
@@ -159,9 +191,10 @@ catalog:
     )
 
 
-def make_plan(fleet: Fleet) -> Plan:
+def make_plan(fleet: Fleet, solver: str | None = None) -> Plan:
     """Plan with little effort; RuntimeError where the demand cannot be met."""
-    plan = fleet.plan(effort=Effort(work=LEVELS["low"]), deadline_s=_PLAN_S, rank=False)
+    effort = Effort(work=LEVELS["low"])
+    plan = fleet.plan(solver=solver, effort=effort, deadline_s=_PLAN_S, rank=False)
     if plan.status == "infeasible" or not plan.instances:
         raise RuntimeError("there is no plan for the demand")
     return plan
@@ -172,9 +205,9 @@ def is_monolithic(plan: Plan) -> bool:
     return all(set(instance.parts) >= set(PARTS) for instance in plan.instances)
 
 
-def planned(plan: Plan) -> TaskDeployment:
-    """Return the deployment of a plan."""
-    return deployment_of(plan, [MODEL], {MODEL: own_parts()})
+def planned(plan: Plan, parts: ServedParts | None = None) -> TaskDeployment:
+    """Return the deployment of a plan, with small real parts unless others are given."""
+    return deployment_of(plan, [MODEL], {MODEL: parts or own_parts()})
 
 
 def monolith(cores: int) -> TaskDeployment:
@@ -223,6 +256,16 @@ class RunningFleet:
         pids = [self.fleet.agent.processes[name].pid for name in names]
         return [pid for pid in pids if pid is not None]
 
+    async def turn(self, load: str, asking: Awaitable[list[TimedAnswer]]) -> None:
+        """Answer while other deployments have nothing to do, and take note of that."""
+        began_s, cpu_s = time.perf_counter(), read_cpu_s(self.pids())
+        before = read_schedule_s(self.executors())
+        answers = await asking
+        took_s = time.perf_counter() - began_s
+        self.add(load, answers, took_s, read_cpu_s(self.pids()) - cpu_s)
+        self.core_share[load] = read_core_share(before, read_schedule_s(self.executors()))
+        print(f"  {self.name}, {load}: {len(answers)} answers in {took_s:.1f} s", flush=True)
+
     def add(self, load: str, answers: list[TimedAnswer], seconds: float, cpu_s: float) -> None:
         """Take note of a turn."""
         self.answers.setdefault(load, []).extend(answers)
@@ -238,8 +281,9 @@ class RunningFleet:
             "cpu_s_per_request": self.cpu_s[load] / len(answers),
         }
         for name in ("first_text_s", "first_audio_s", "took_s"):
-            values = [getattr(answer, name) for answer in answers]
-            for share in (50, 99):
+            # Not all are spoken.
+            values = [value for answer in answers if (value := getattr(answer, name))]
+            for share in _PERCENTS:
                 found[f"{name}_p{share}"] = float(np.percentile(values, share))
         found["core_share"] = self.core_share[load]
         return {name: round(value, 4) for name, value in found.items()}
@@ -264,16 +308,28 @@ def fleet_on(
 
 
 def simulate_answers(
-    fleet: Fleet, plan: Plan, answers: Sequence[TimedAnswer], mean: MeanRequest
+    fleet: Fleet,
+    plan: Plan,
+    answers: Sequence[TimedAnswer],
+    means: Sequence[MeanRequest],
+    classes: Sequence[int] = (0,),
 ) -> dict[str, float]:
-    """Return what the simulator says of the very requests that were answered: same times, same lengths."""
+    """Return what the simulator says of the very requests that were answered: same times, same lengths.
+
+    means: of the fleet's classes, in order. classes: the number of the class of each question.
+    """
     ordered = sorted(answers, key=lambda answer: answer.began_s)
     tasks = task_fleet(plan, fleet.problem, fleet.catalog)
-    media = mean.prompt_tokens - mean.text_tokens
+    numbers = [classes[answer.question % len(classes)] for answer in ordered]
     demand = Demand(
         np.array([answer.began_s for answer in ordered]),
-        np.zeros(len(ordered), np.int64),
-        np.array([max(1.0, answer.prompt_tokens - media) for answer in ordered]),
+        np.array(numbers, np.int64),
+        np.array(
+            [
+                max(1.0, answer.prompt_tokens - means[number].media_tokens)
+                for number, answer in zip(numbers, ordered, strict=True)
+            ]
+        ),
         np.array([float(answer.completion_tokens) for answer in ordered]),
     )
     result = simulate_tasks(tasks, demand=demand, warmup=0.0)
@@ -282,7 +338,8 @@ def simulate_answers(
     for name, column in (
         ("first_text_s", columns.ttft_s),
         ("first_audio_s", columns.first_audio_s),
+        ("took_s", columns.e2e_s),
     ):
-        for share in (50, 99):
-            found[f"{name}_p{share}"] = float(np.percentile(column, share))
+        for share in _PERCENTS:
+            found[f"{name}_p{share}"] = float(np.nanpercentile(column, share))
     return {name: round(value, 4) for name, value in found.items()}

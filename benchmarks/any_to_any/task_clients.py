@@ -110,28 +110,35 @@ def transcription_order(name: str, model: str, sound: bytes) -> ClientOrder:
     return ClientOrder(name, "transcription", "/v1/audio/transcriptions", form=form)
 
 
-async def ask(url: str, order: ClientOrder, reply: HeardReply) -> None:
+async def ask(
+    url: str,
+    order: ClientOrder,
+    reply: HeardReply,
+    *,
+    silent_s: float = SILENT_S,
+    whole_s: float = WHOLE_S,
+) -> None:
     """Ask, and write down what comes as it comes; AskError if that is not all of an answer."""
     began_s = time.monotonic()
     try:
-        async with asyncio.timeout(WHOLE_S):
+        async with asyncio.timeout(whole_s):
             if order.body is not None and order.body.get("stream"):
-                await _ask_stream(url, order, reply, began_s)
+                await _ask_stream(url, order, reply, began_s, silent_s)
             else:
-                await _ask_whole(url, order, reply)
+                await _ask_whole(url, order, reply, whole_s)
     except TimeoutError:
-        raise AskError(f"no answer within {WHOLE_S:g} s") from None
+        raise AskError(f"no answer within {whole_s:g} s") from None
     except FetchError as error:
         raise AskError(str(error)) from error
     reply.took_s = time.monotonic() - began_s
 
 
-async def _ask_whole(url: str, order: ClientOrder, reply: HeardReply) -> None:
+async def _ask_whole(url: str, order: ClientOrder, reply: HeardReply, whole_s: float) -> None:
     sent: dict[str, Any] = {"body": order.body}
     if order.body is None:
         kind = f"multipart/form-data; boundary={_BOUNDARY}"
         sent = {"method": "POST", "data": order.form, "headers": {"content-type": kind}}
-    answer = await request(f"{url}{order.path}", timeout_s=WHOLE_S, **sent)
+    answer = await request(f"{url}{order.path}", timeout_s=whole_s, **sent)
     if answer.status != 200:
         raise AskError(f"status {answer.status}: {answer.body[:300].decode('utf-8', 'replace')}")
     reply.way = _way(answer.headers.get("x-atoll-path", ""))
@@ -141,13 +148,15 @@ async def _ask_whole(url: str, order: ClientOrder, reply: HeardReply) -> None:
         reply.sound += answer.body
 
 
-async def _ask_stream(url: str, order: ClientOrder, reply: HeardReply, began_s: float) -> None:
+async def _ask_stream(
+    url: str, order: ClientOrder, reply: HeardReply, began_s: float, silent_s: float
+) -> None:
     def note_headers(headers: dict[str, str]) -> None:
         reply.way = _way(headers.get("x-atoll-path", ""))
 
     last_s: float | None = None
     ended = False
-    async with contextlib.aclosing(_events(url, order, note_headers)) as events:
+    async with contextlib.aclosing(_events(url, order, note_headers, silent_s)) as events:
         async for choice in events:
             delta = choice["delta"]
             ended = ended or choice["finish_reason"] is not None
@@ -169,10 +178,10 @@ async def _ask_stream(url: str, order: ClientOrder, reply: HeardReply, began_s: 
 
 
 async def _events(
-    url: str, order: ClientOrder, on_headers: Callable[[dict[str, str]], None]
+    url: str, order: ClientOrder, on_headers: Callable[[dict[str, str]], None], silent_s: float
 ) -> AsyncGenerator[dict[str, Any], None]:
     lines = stream_lines(
-        f"{url}{order.path}", body=order.body, timeout_s=SILENT_S, on_headers=on_headers
+        f"{url}{order.path}", body=order.body, timeout_s=silent_s, on_headers=on_headers
     )
     async with contextlib.aclosing(lines):
         async for line in lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,13 +49,13 @@ async def count_arrays(store: Path, server_url: str, executor_urls: list[str]) -
 
 @dataclass
 class ProcessWatch:
-    """Every process that was ever seen below this one, and the CPU seconds each had used by then."""
+    """Every process that was ever seen, and the CPU seconds each had used by then."""
 
     cpu_s: dict[tuple[int, str], float] = field(default_factory=dict)
 
-    def look(self) -> None:
-        """Note all processes there are now."""
-        for pid in descendants(os.getpid()):
+    def look(self, pids: Iterable[int] | None = None) -> None:
+        """Note these processes; all that are below this one where none are named."""
+        for pid in descendants(os.getpid()) if pids is None else pids:
             if (found := _read(pid)) is not None:
                 born, seconds = found
                 self.cpu_s[pid, born] = seconds

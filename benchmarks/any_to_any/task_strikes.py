@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from atoll.core.rng import stream
 from atoll.runtime.http.http_client import fetch
 from atoll.runtime.task_fleet.task_endpoint import store_folder
-from benchmarks.any_to_any.task_clients import KINDS, AskError, ClientOrder, HeardReply, ask
+from benchmarks.any_to_any.checked_clients import STUCK_S, AnswersSeen, CheckedClients, until
+from benchmarks.any_to_any.task_clients import KINDS, ClientOrder
 from benchmarks.any_to_any.task_leftovers import ProcessWatch, StoredArrays, count_arrays
 
 if TYPE_CHECKING:
@@ -25,29 +26,20 @@ _WAYS = ("any", "stream", "pair", "maker")
 _SHARES = (0.3, 0.4, 0.15, 0.15)
 _ANSWERS_BETWEEN = 2
 """Answers that must have come since a kill before the next; the two of a pair fall together."""
-_STUCK_S = 240.0
-"""How long the run waits for what must happen next before it is given up."""
 _LEASES_S = 90.0
 """After this every lease has run out (`atoll.runtime.graph_server.dispatch.LEASE_S`), with time to spare."""
-_LOOK_S = 0.05
 _WATCH_S = 0.5
 
 
 @dataclass
-class ChaosOutcome:
+class ChaosOutcome(AnswersSeen):
     """What clients saw of the kills, and what was left. Times are seconds."""
 
     kills: Counter[str] = field(default_factory=Counter)
     """By executor."""
     ways: Counter[str] = field(default_factory=Counter)
-    requests: Counter[str] = field(default_factory=Counter)
-    took_s: dict[str, list[float]] = field(default_factory=dict)
-    gaps_s: list[float] = field(default_factory=list)
-    """The longest silence of each stream."""
     back_s: list[float] = field(default_factory=list)
     """From a kill until the executor was ready again."""
-    errors: int = 0
-    wrong_answers: int = 0
     calm_differences: int = 0
     """Wrong answers among those with many clients and no kills; in `wrong_answers`, too."""
     failovers: int = 0
@@ -58,7 +50,6 @@ class ChaosOutcome:
     orphans: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    notes: list[str] = field(default_factory=list)
 
     @property
     def leaked_handles(self) -> int:
@@ -84,14 +75,11 @@ class TaskChaos:
         self._waits: list[asyncio.Task[None]] = []
         self._fleet = fleet
         self._store = store_folder(fleet.home)
-        self._orders = orders
+        self._asks = CheckedClients(fleet.url, orders, self.outcome, tell)
+        self._streams = self._asks.streams
         self._clients = clients
         self._picks = stream(seed, "tasks_chaos", "orders")
         self._strikes = stream(seed, "tasks_chaos", "strikes")
-        self._right: dict[str, HeardReply] = {}
-        self._streams: dict[int, HeardReply] = {}
-        self._number = 0
-        self._answers = 0
         self._stopping = False
         self._groups: dict[str, list[str]] = {}
         for process, *_ in fleet.endpoints[0].endpoint.held:
@@ -99,19 +87,16 @@ class TaskChaos:
 
     async def run(self, kills: int) -> None:
         """Learn the right answers, then strike while clients ask."""
-        for order in self._orders:
-            reply = HeardReply()
-            await ask(self._fleet.url, order, reply)
-            self._right[order.name] = reply
+        await self._asks.learn()
         watching = asyncio.create_task(self._watch())
         try:
             await self._calm()
             asking = [asyncio.create_task(self._ask_on()) for _ in range(self._clients)]
             try:
-                async with asyncio.timeout(_STUCK_S * (1 + kills)):
+                async with asyncio.timeout(STUCK_S * (1 + kills)):
                     while self.outcome.kills.total() < kills:
                         await self._strike(kills - self.outcome.kills.total())
-                    await self._more_answers(_ANSWERS_BETWEEN)
+                    await self._asks.more_answers(_ANSWERS_BETWEEN)
             finally:
                 self._stopping = True
                 await asyncio.gather(*asking)
@@ -124,11 +109,11 @@ class TaskChaos:
 
     async def _calm(self) -> None:
         """Ask everything once with many clients and no kills: what differs is not the kills' fault."""
-        waiting = list(self._orders)
+        waiting = list(self._asks.orders)
 
         async def work() -> None:
             while waiting:
-                await self._ask(waiting.pop())
+                await self._asks.ask(waiting.pop())
 
         await asyncio.gather(*(work() for _ in range(self._clients)))
         self.outcome.calm_differences = self.outcome.wrong_answers
@@ -137,59 +122,18 @@ class TaskChaos:
         while not self._stopping:
             # Kinds alike, whatever the number of orders of each.
             kind = KINDS[int(self._picks.integers(len(KINDS)))]
-            found = [order for order in self._orders if order.kind == kind]
+            found = [order for order in self._asks.orders if order.kind == kind]
             if found:
-                await self._ask(found[int(self._picks.integers(len(found)))])
-
-    async def _ask(self, order: ClientOrder) -> None:
-        self._number += 1
-        number, reply, outcome = self._number, HeardReply(), self.outcome
-        self._streams[number] = reply
-        began_s = time.monotonic()
-        try:
-            await ask(self._fleet.url, order, reply)
-        except AskError as error:
-            outcome.errors += 1
-            after_s = time.monotonic() - began_s
-            self._note(f"{order.name}, after {after_s:.1f} s: {error}")
-        else:
-            right = self._right[order.name]
-            if not reply.is_same(right):
-                outcome.wrong_answers += 1
-                self._note(f"{order.name}: {reply.difference(right)}")
-        finally:
-            del self._streams[number]
-        self._answers += 1
-        outcome.requests[order.kind] += 1
-        outcome.took_s.setdefault(order.kind, []).append(reply.took_s)
-        if reply.pieces > 1:
-            outcome.gaps_s.append(reply.gap_s)
-
-    def _note(self, text: str) -> None:
-        self.outcome.notes.append(text)
-        self._tell(text)
-
-    async def _more_answers(self, count: int) -> None:
-        """Wait until so many more answers have come."""
-        until = self._answers + count
-        await self._until(lambda: self._answers >= until, f"{count} answers")
-
-    async def _until(self, is_so: Callable[[], bool], what: str) -> None:
-        try:
-            async with asyncio.timeout(_STUCK_S):
-                while not is_so():
-                    await asyncio.sleep(_LOOK_S)
-        except TimeoutError:
-            raise AskError(f"no {what} within {_STUCK_S:g} s") from None
+                await self._asks.ask(found[int(self._picks.integers(len(found)))])
 
     # Kills
 
     async def _strike(self, left: int) -> None:
         """Kill one executor, or both of a kind so that requests must wait."""
         way = str(self._strikes.choice(_WAYS, p=_SHARES))
-        await self._more_answers(_ANSWERS_BETWEEN)
+        await self._asks.more_answers(_ANSWERS_BETWEEN)
         if way == "pair" and left > 1:
-            await self._until(lambda: bool(self._whole_groups()), "kind of which all are ready")
+            await until(lambda: bool(self._whole_groups()), "kind of which all are ready")
             names = self._groups[self._choose(self._whole_groups())]
             for place in self._strikes.permutation(len(names)):
                 await self._kill(names[int(place)], way)
@@ -198,22 +142,22 @@ class TaskChaos:
             await self._strike_maker()
             return
         if way in ("stream", "maker"):
-            await self._until(lambda: bool(self._streaming()), "stream")
+            await until(lambda: bool(self._streaming()), "stream")
             await self._kill(self._choose(self._streaming()), "stream")
             return
-        await self._until(lambda: bool(self._ready_ones()), "executor that is ready")
+        await until(lambda: bool(self._ready_ones()), "executor that is ready")
         await self._kill(self._choose(self._ready_ones()), "any")
 
     async def _strike_maker(self) -> None:
         """Kill what made the inputs of a stream; once they are gone, kill where the stream comes from."""
-        await self._until(lambda: bool(self._long_ways()), "stream over two executors")
+        await until(lambda: bool(self._long_ways()), "stream over two executors")
         numbers = self._long_ways()
         number = numbers[int(self._strikes.integers(len(numbers)))]
         maker, next_one = self._streams[number].way[:2]
         await self._kill(maker, "maker")
         store = self._store / maker
         # What starts in its place empties its store before all else.
-        await self._until(
+        await until(
             lambda: number not in self._streams or not any(store.glob("*.array")), "empty store"
         )
         if number in self._streams and self._is_ready(next_one):
@@ -247,7 +191,7 @@ class TaskChaos:
         ]
 
     async def _kill(self, name: str, way: str) -> None:
-        await self._until(lambda: bool(self._streams), "request")
+        await until(lambda: bool(self._streams), "request")
         self.watch.look()
         process = self._fleet.agent.processes[name]
         pid = process.pid
@@ -261,12 +205,12 @@ class TaskChaos:
         self._tell(f"{self.outcome.kills.total()}. {name} ({way})")
         self.outcome.ways[way] += 1
         # It takes a moment until the agent knows.
-        await self._until(lambda: process.pid != pid, f"end of {name}")
+        await until(lambda: process.pid != pid, f"end of {name}")
         self._waits.append(asyncio.create_task(self._time_return(name)))
 
     async def _time_return(self, name: str) -> None:
         began_s = time.monotonic()
-        await self._until(lambda: self._is_ready(name), f"return of {name}")
+        await until(lambda: self._is_ready(name), f"return of {name}")
         self.outcome.back_s.append(time.monotonic() - began_s)
 
     async def _watch(self) -> None:

@@ -147,20 +147,21 @@ def _executor(
 
 def _graph_server(plan: Plan, parts: Mapping[str, ServedParts], port: int) -> InstanceCommands:
     """Return the line that writes what a plan's graph server answers for, and starts it."""
-    from atoll.control.operation.graph_entrance import NAME, make_graph_config
+    from atoll.control.operation.graph_entrance import NAMES, make_graph_config
     from atoll.deploy.commands.paste import FABRIC_FILE
     from atoll.runtime.task_fleet.deployment import services_over
 
     config = make_graph_config(services_over(parts, plan.paths), EXECUTORS_FILE)
     words = [
         *("python3", "-m", "atoll.deploy.commands.graph_node", "--fleet", plan.problem_name),
+        *("--name", NAMES[0]),
         *("--config", _GRAPH_FILE, "--port", str(port)),
     ]
     line = (
         f"printf %s {shlex.quote(config.to_json())} > {_GRAPH_FILE} && "
         f"ATOLL_FABRIC=@{FABRIC_FILE} {shlex.join(words)}"
     )
-    return InstanceCommands(NAME, ("any",), (line,))
+    return InstanceCommands(NAMES[0], ("any",), (line,))
 
 
 def refuse_missing(commands: Sequence[InstanceCommands]) -> NoCommandError | None:

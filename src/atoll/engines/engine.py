@@ -309,6 +309,8 @@ class Engine:
     metrics: ClassVar[Mapping[Figure, tuple[str, ...]]] = {}
     """Names of figures at /metrics."""
     resume: ClassVar[ResumeRule] = "text"
+    repeats_speech: ClassVar[bool] = False
+    """Whether the same request is spoken in the same samples again."""
     continues_messages: ClassVar[bool] = False
     """Whether it goes on from a last message of the assistant without being told to."""
     counts: ClassVar[CountRule] = "none"

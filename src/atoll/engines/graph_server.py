@@ -17,6 +17,7 @@ class GraphServer(Engine):
     health_path = "/v1/models"
     has_status = True
     resume = "repeat"
+    repeats_speech = True
 
 
 ENGINE = GraphServer()

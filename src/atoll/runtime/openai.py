@@ -548,16 +548,17 @@ def with_usage(request: Generation, body: bytes) -> bytes:
 def with_seed(request: Generation, body: bytes) -> bytes:
     """Return the body of a request that comes out the same when it is asked again, as far as a seed helps.
 
-    Answers that text alone cannot continue (several at once, calls, forced forms, prompts of vectors) go on
-    elsewhere only by being repeated. Where the client does not care, a seed of ours makes that possible;
-    `request` knows it.
+    Answers that text alone cannot continue (several at once, calls, forced forms, speech, prompts of vectors)
+    go on elsewhere only by being repeated. Where the client does not care, a seed of ours makes that
+    possible; `request` knows it.
     """
     if request.seed is not None or request.temperature == 0.0:
         return body
     form = request.response_format
     formed = form is not None and form.type != "text"
     told = any(getattr(request, name, None) for name in ("tools", "functions", "prompt_embeds"))
-    if not formed and (request.n or 1) == 1 and not told:
+    spoken = "audio" in (getattr(request, "modalities", None) or ())
+    if not formed and (request.n or 1) == 1 and not told and not spoken:
         return body
     if b'"seed"' in body and "seed" in msgspec.json.decode(body):
         return body

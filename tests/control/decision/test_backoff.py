@@ -41,6 +41,22 @@ def test_each_failure_waits_twice_as_long_and_counts_once() -> None:
     assert waits == [60.0, 120.0, 240.0, 480.0, 480.0, 480.0]
 
 
+def test_what_served_is_replaced_at_once_and_waits_when_it_dies_again() -> None:
+    world, memory, waits = World(problem()), Memory(), []
+    for k in range(4):
+        name = f"a{k}"
+        world.put(instance(name))
+        memory, _ = count_failures(world.view(), memory, POLICY)
+        world.time_s += 5.0
+        fail(world, name)
+        memory, lost = count_failures(world.view(), memory, POLICY)
+        assert [one.id for one in lost] == [name]
+        (held,) = memory.backoffs
+        waits.append(held.until_s - world.time_s)
+        world.time_s = held.until_s
+    assert waits == [0.0, 60.0, 0.0, 60.0]
+
+
 def test_several_that_fail_together_are_one_failure() -> None:
     world = World(problem())
     for k in range(5):

@@ -59,22 +59,24 @@ def test_settings_of_the_gateway_are_kept_where_it_reads_them(
     open_entrance(home, "lab", again, known)
     assert json.loads(path.read_text()) == {"attempts": 9}
     assert len(started) == 2
-    # A graph server for any-to-any services, told to the gateway, and ended with them.
+    # Graph servers for any-to-any services, told to the gateway, and ended with them.
     write_graph_config(home, {"look": stand_in_parts(Catalog.default().model("qwen2.5-vl-7b"))})
     known = open_entrance(home, "lab", again, known)
-    assert started[-1][0] == "atoll.deploy.commands.graph_node"
-    assert str(known.graph_port) == started[-1][started[-1].index("--port") + 1]
-    (backend,) = read_config(path).backends
-    assert (backend.models, backend.kind) == (("look",), "tasks")
-    assert backend.url == f"http://127.0.0.1:{known.graph_port}"
-    assert "qwen2.5-vl-7b" in backend.metadata["stand_in"]
+    backends = read_config(path).backends
+    for graph, words, backend in zip(known.graphs, started[-2:], backends, strict=True):
+        assert words[0] == "atoll.deploy.commands.graph_node"
+        assert words[words.index("--name") + 1] == graph.name == backend.id
+        assert words[words.index("--port") + 1] == str(graph.port)
+        assert (backend.models, backend.kind) == (("look",), "tasks")
+        assert backend.url == f"http://127.0.0.1:{graph.port}"
+        assert "qwen2.5-vl-7b" in backend.metadata["stand_in"]
     assert open_entrance(home, "lab", again, known) == known
-    assert len(started) == 3
+    assert len(started) == 4
     monkeypatch.setattr(entrance, "end_daemon", ended.append)
     write_graph_config(home, {})
     without = open_entrance(home, "lab", EntranceSettings(port=0), known)
-    assert (without.graph, without.graph_port) == (None, 0)
-    assert ended == [known.graph]
+    assert without.graphs == ()
+    assert ended == [*known.graphs]
     assert json.loads(path.read_text()) == {"attempts": 9}
 
 

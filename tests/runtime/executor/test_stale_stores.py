@@ -29,15 +29,18 @@ def test_stores_of_the_dead_are_removed_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "atoll-notes" / "one" / "notes.txt").write_text("mine")
     (tmp_path / "atoll-link").symlink_to(tmp_path / "away")
     (tmp_path / "atoll-file").write_text("mine")
-    (tmp_path / "atoll-young").mkdir()
+    (tmp_path / "atoll-run-young").mkdir()
+    (tmp_path / "atoll-store-empty").mkdir()
     (tmp_path / "atoll-old").mkdir()
     os.utime(tmp_path / "atoll-old", (0, 0))
     live = ArrayStore(tmp_path / "atoll-half" / "live", 2**20, owner="me")
     alone = ArrayStore(tmp_path / "atoll-mine", 2**20, owner="me")
     kept = [store.put(np.ones(_BIG, np.uint8), "you", 10.0) for store in (live, alone)]
-    assert remove_stale_stores(tmp_path) == ["atoll-alone", "atoll-dead", "atoll-old"]
+    assert remove_stale_stores(tmp_path) == [
+        *("atoll-alone", "atoll-dead", "atoll-old", "atoll-store-empty"),
+    ]
     left = {path.name.removeprefix("atoll-") for path in tmp_path.iterdir()}
-    assert left == {"file", "half", "link", "mine", "notes", "young", "away", "other-dead"}
+    assert left == {"file", "half", "link", "mine", "notes", "run-young", "away", "other-dead"}
     assert len(list((tmp_path / "atoll-half" / "dead").iterdir())) == 2
     assert len(list((tmp_path / "away" / "one").iterdir())) == 2
     assert (tmp_path / "atoll-notes" / "one" / "notes.txt").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from itertools import pairwise
 from typing import Any
@@ -314,7 +315,7 @@ def test_a_stream_that_another_gateway_moved_here_moves_on(
     assert "token_ids" not in extension["resume"]
 
 
-@pytest.mark.parametrize("kind", ["atoll", "vllm", "openai", "tasks"])
+@pytest.mark.parametrize("kind", ["atoll", "vllm", "openai"])
 @pytest.mark.parametrize("audio", [{"id": "a"}, {"transcript": "I"}, {"data": "AAAA"}])
 def test_what_was_spoken_does_not_go_on_elsewhere(kind: str, audio: Json) -> None:
     said = Delivered()
@@ -325,6 +326,57 @@ def test_what_was_spoken_does_not_go_on_elsewhere(kind: str, audio: Json) -> Non
     assert said.audio_chars == len(audio.get("data", ""))
     # Its text comes as a transcript and nowhere else: that is what is counted where it breaks off.
     assert said.tokens == ("transcript" in audio)
+
+
+def spoken(**audio: str) -> Json:
+    return {"id": "c", "choices": [{"index": 0, "delta": {"audio": {"id": "first"} | audio}}]}
+
+
+def pcm(*samples: int) -> str:
+    return base64.b64encode(bytes(samples)).decode()
+
+
+def test_a_graph_server_speaks_again_and_what_the_client_has_is_left_out() -> None:
+    said = Delivered()
+    said.add(spoken(transcript="One two"))
+    said.add(spoken(data=pcm(1, 2, 3, 4)))
+    said.add(spoken(data=pcm(5, 6)))
+    found = plan("tasks", said)
+    assert found is not None
+    shown = []
+    # In other pieces, under another id: text and sound are what counts.
+    for audio in (
+        {"transcript": "One "},
+        {"transcript": "two three"},
+        {"data": pcm(1, 2)},
+        {"data": pcm(3, 4, 5, 6, 7, 8)},
+        {"data": pcm(9)},
+    ):
+        new = found.rewriter.chunk(spoken(**audio) | {"id": "other"})
+        if new is not None:
+            assert new["id"] == "c"
+            shown.append(new["choices"][0]["delta"]["audio"])
+    assert shown == [
+        {"id": "first", "transcript": " three"},
+        {"id": "first", "data": pcm(7, 8)},
+        {"id": "first", "data": pcm(9)},
+    ]
+    last = {"index": 0, "delta": {"audio": {"id": "x", "expires_at": 1}}, "finish_reason": "stop"}
+    new = found.rewriter.chunk({"id": "other", "choices": [last]})
+    assert new is not None
+    assert new["choices"][0]["delta"]["audio"] == {"id": "first", "expires_at": 1}
+
+
+@pytest.mark.parametrize("again", [[pcm(1, 9)], [pcm(1)]])
+def test_speech_that_comes_out_different_or_shorter_is_no_repetition(again: list[str]) -> None:
+    said = Delivered()
+    said.add(spoken(data=pcm(1, 2)))
+    found = plan("tasks", said)
+    assert found is not None
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    events = [*(spoken(data=data) for data in again), end]
+    with pytest.raises(DivergedError):
+        list(map(found.rewriter.chunk, events))
 
 
 def test_a_graph_server_repeats_what_it_can_and_is_not_handed_text() -> None:

@@ -72,6 +72,17 @@ def invocation(
     return Invocation(number, piece, component, inputs, component in ("chat", "frames"))
 
 
+async def test_one_that_takes_the_place_of_the_only_executor_is_found() -> None:
+    fleet, dispatcher = bench("a")
+    other = ExecutorAddress(id="b", address="127.0.0.1:2", components=tuple(COMPONENTS))
+    fleet.down, fleet.executors["b"] = {"a"}, dict(COMPONENTS)
+    fleet.on_wait = lambda: dispatcher._router.use([other])
+    items, end = await gather(dispatcher, invocation(0, "chat"))
+    assert [item["text"] for item in items] == WORDS
+    assert end["text"] == "".join(WORDS)
+    assert {executor for executor, _ in fleet.calls} == {"b"}
+
+
 async def gather(dispatcher: RequestDispatcher, what: Invocation) -> tuple[list[Any], Any]:
     items = [item async for item in dispatcher.stream(what)]
     assert isinstance(items[-1], Final)

@@ -133,6 +133,17 @@ def test_a_request_without_a_class_of_its_own_takes_the_smallest_that_has_all_of
     assert router.route((("text", "video"), ("text",))).klass == ""
 
 
+def test_who_comes_and_goes_is_known_to_requests_that_run() -> None:
+    router = PathRouter(service(path("text", 1.0, step("llm", think_0=1.0))), EXECUTORS[2:3])
+    route = router.route(TEXT)
+    assert route.executor("chat", {"think-0"}) is None
+    router.use([])
+    assert router.candidates("chat") == ()
+    assert "chat" in router.components
+    router.use([executor("think-9", "chat")])
+    assert route.executor("chat", {"think-0"}) == "think-9"
+
+
 def test_dead_executors_and_paths_over_them_are_left_out() -> None:
     router = PathRouter(
         service(

@@ -121,6 +121,14 @@ def test_nobody_runs_it() -> None:
     assert step.error.code == "no_executor"
 
 
+def test_one_that_comes_back_is_waited_for_where_nobody_is_there() -> None:
+    recovery = Recovery("chat", (), 5.0, comes_back=True)
+    pause = recovery.choose((), first_open, 0.0)
+    assert isinstance(pause, Pause)
+    recovery.candidates = ("b",)
+    assert recovery.choose((), lambda _closed: "b", pause.seconds) == Try("b")
+
+
 def test_out_of_time_is_a_timeout() -> None:
     step = Recovery("chat", NAMES, 5.0).failed("a", trouble("deadline"))
     assert isinstance(step, GiveUp)

@@ -2,7 +2,8 @@
 
 Failures are counted per offer (region, node type, market), or for a service where its image or settings are
 at fault: those fail on every machine. The n-th failure in a row holds a key back for `backoff_s` * 2^(n - 1),
-up to `backoff_max_s`; after that one more is tried. Something that becomes ready there ends it.
+up to `backoff_max_s`; after that one more is tried. Something that becomes ready there ends it. What has
+served is replaced at once the first time that it dies: that starting works there has been seen.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def count_failures(
                 deaths[host] = (deaths.get(host, (0, 0.0))[0] + 1, view.time_s)
         # What had settled and then died says nothing against starting there again.
         if was != "ready" or view.time_s - was_since_s < policy.settled_s:
-            _hold_back(backoffs, seen, reason, view.time_s, policy)
+            _hold_back(backoffs, seen, reason, view.time_s, policy, served=was == "ready")
     listed = {seen.id for seen in view.instances}
     lost += [
         Lost(id, "no target lists it any more", state == "starting")
@@ -109,7 +110,8 @@ def _forgive(backoffs: dict[OfferKey | str, Backoff], instance: Instance, now_s:
     keys: tuple[OfferKey | str, ...] = (*offer_keys(instance), instance.service)
     for key in keys:
         held = backoffs.get(key)
-        if held is not None and held.until_s <= now_s:
+        # One death is remembered: it takes no wait, so that a second one must.
+        if held is not None and held.until_s <= now_s and held.failures > 0:
             del backoffs[key]
 
 
@@ -135,6 +137,8 @@ def _hold_back(
     reason: str,
     now_s: float,
     policy: ControlPolicy,
+    *,
+    served: bool,
 ) -> None:
     """Hold back what an instance failed on: its offers, or its service."""
     at_fault: Iterable[OfferKey | str] = offer_keys(seen.instance)
@@ -142,10 +146,17 @@ def _hold_back(
         at_fault = (seen.instance.service,)
     for key in at_fault:
         earlier = backoffs.get(key)
-        failures = 1 if earlier is None else earlier.failures
-        if earlier is not None and earlier.until_s <= now_s:
-            failures += 1  # several that fail together are one failure
-        wait_s = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** (failures - 1))
+        failures = 0 if earlier is None else earlier.failures
+        if earlier is None:
+            failures = 0 if served else 1
+        elif earlier.until_s > now_s or (earlier.until_s, failures) == (now_s, 0):
+            # Several that fail together are one failure.
+            failures = max(failures, 0 if served else 1)
+        else:
+            failures += 1
+        wait_s = 0.0
+        if failures > 0:
+            wait_s = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** (failures - 1))
         backoffs[key] = Backoff(key, failures, now_s + wait_s, reason)
 
 

@@ -1,6 +1,6 @@
-"""Hub, gateway and graph server of a fleet: processes here that outlive the command which started them.
+"""Hub, gateway and graph servers of a fleet: processes here that outlive the command which started them.
 
-The hub is where instances meet, the gateway where requests come in; a graph server stands behind the gateway
+The hub is where instances meet, the gateway where requests come in; graph servers stand behind the gateway
 where the fleet has any-to-any services. All are started once, found again by
 number and start time, and started anew if they have died. Their tokens are files for their owner alone; what
 stands on a command line is the name of such a file.
@@ -22,8 +22,9 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
-from atoll.control.operation.fleet_home import Daemon, Entrance, FleetHome
+from atoll.control.operation.fleet_home import Daemon, Entrance, FleetHome, GraphDaemon
 from atoll.control.operation.graph_entrance import (
+    NAMES,
     graph_backend,
     graph_config_of,
     read_graph_config,
@@ -70,14 +71,11 @@ def open_entrance(
 
     folder = home.folder / "fabric"
     _make_fabric(folder, name, settings.address)
-    graph = known.graph if known is not None else None
-    graph_port = known.graph_port if known is not None else 0
-    if graph_config_of(home).exists():
-        graph_port = graph_port or free_ports(1)[0]
-    elif graph is not None:
+    graphs = {graph.name: graph for graph in (known.graphs if known is not None else ())}
+    ports = _graph_ports(home, graphs)
+    _write_config(home, settings.given, ports)
+    for graph in graphs.values() if not ports else ():
         end_daemon(graph)
-        graph, graph_port = None, 0
-    _write_config(home, settings.given, graph_port)
     gateway = known.gateway if known is not None else None
     runs = gateway is not None and gateway.is_alive
     if not runs:
@@ -97,16 +95,16 @@ def open_entrance(
         assert gateway is not None
         if hub in started:
             _await_hub(hub, folder)
-        if graph_port and (graph is None or not graph.is_alive):
-            graph = _spawn_graph(home, folder, name, graph_port)
-            started.append(graph)
+        missing = [own for own in ports if own not in graphs or not graphs[own].is_alive]
+        for own in missing:
+            graphs[own] = _spawn_graph(home, folder, name, own, ports[own])
+            started.append(graphs[own])
         entrance = Entrance(
             token=str(folder / "instances.token"),
             observer=str(folder / "fabric.token"),
             hub=hub,
             gateway=gateway,
-            graph=graph,
-            graph_port=graph_port,
+            graphs=tuple(graphs[own] for own in ports),
         )
         if not runs:
             ready = _await_gateway(gateway, home)
@@ -119,6 +117,14 @@ def open_entrance(
         raise
     assert known is not None
     return entrance.model_copy(update={"url": known.url, "admin_socket": known.admin_socket})
+
+
+def _graph_ports(home: FleetHome, known: Mapping[str, GraphDaemon]) -> dict[str, int]:
+    """Return where the graph servers of a fleet listen, by name: where they did, else at free ports."""
+    if not graph_config_of(home).exists():
+        return {}
+    free = dict(zip(NAMES, free_ports(len(NAMES)), strict=True))
+    return free | {name: graph.port for name, graph in known.items()}
 
 
 def _gateway_address(settings: EntranceSettings, known: Entrance | None) -> EntranceSettings:
@@ -136,7 +142,7 @@ def _gateway_address(settings: EntranceSettings, known: Entrance | None) -> Entr
 
 def keep_entrance(home: FleetHome, name: str, known: Entrance) -> Entrance:
     """Return the entrance of a fleet with those of its processes started anew that have died."""
-    daemons = (known.hub, known.gateway, known.graph)
+    daemons = (known.hub, known.gateway, *known.graphs)
     alive = all(daemon is None or daemon.is_alive for daemon in daemons)
     if alive or known.hub is None or known.url is None:
         return known
@@ -179,7 +185,7 @@ def use_fabric(
 
 def close_entrance(entrance: Entrance) -> None:
     """End the gateway, which finishes what runs, then what stands behind it."""
-    for daemon in (entrance.gateway, entrance.graph, entrance.hub):
+    for daemon in (entrance.gateway, *entrance.graphs, entrance.hub):
         if daemon is not None:
             end_daemon(daemon)
 
@@ -266,18 +272,21 @@ def _spawn_gateway(home: FleetHome, folder: Path, settings: EntranceSettings) ->
     return _spawn(words, log, said)
 
 
-def _spawn_graph(home: FleetHome, folder: Path, name: str, port: int) -> Daemon:
-    log = home.folder / "graph-server.log"
+def _spawn_graph(home: FleetHome, folder: Path, fleet: str, name: str, port: int) -> GraphDaemon:
+    log = home.folder / f"{name}.log"
     words = [
-        *("atoll.deploy.commands.graph_node", "--fleet", name),
+        *("atoll.deploy.commands.graph_node", "--fleet", fleet, "--name", name),
         *("--config", str(graph_config_of(home)), "--port", str(port)),
     ]
     told = {FABRIC_VARIABLE: f"@{folder / 'instances.token'}"}
-    return _spawn(words, log, environment=told)
+    started = _spawn(words, log, environment=told)
+    return GraphDaemon(process=started.process, log=started.log, name=name, port=port)
 
 
-def _write_config(home: FleetHome, given: Mapping[str, object], graph_port: int) -> None:
-    """Write the gateway's settings: those given, else those it had, and the graph server if there is one.
+def _write_config(
+    home: FleetHome, given: Mapping[str, object], graph_ports: Mapping[str, int]
+) -> None:
+    """Write the gateway's settings: those given, else those it had, and the graph servers if there are any.
 
     A gateway that runs follows the file; there may be a token in it.
     """
@@ -289,8 +298,9 @@ def _write_config(home: FleetHome, given: Mapping[str, object], graph_port: int)
         had = json.loads(read_text_limited(path, _MAX_CONFIG_BYTES))
     settings = dict(given or had)
     settings.pop("backends", None)
-    if graph_port:
-        settings["backends"] = [graph_backend(read_graph_config(home), graph_port)]
+    if graph_ports:
+        config = read_graph_config(home)
+        settings["backends"] = [graph_backend(config, *each) for each in graph_ports.items()]
     if settings != had or not path.exists():
         write_secret(path, json.dumps(settings))
 

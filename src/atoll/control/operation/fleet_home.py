@@ -60,13 +60,20 @@ class Daemon(Frozen):
         return process_start(self.process.pid) == self.process.start
 
 
+class GraphDaemon(Daemon):
+    """A graph server of a fleet: its name among them, and the port where requests come in."""
+
+    name: str
+    port: int
+
+
 class Entrance(Frozen):
     """How requests and instances come to a fleet: gateways' addresses, and a fabric to join.
 
     The gateway is asked what it sees on its `admin_socket`, or at its address, and all at `others`, with the
     token in the file `admin_token`. `token` is the file that instances join with, `observer` that of whoever
-    looks; `hub` and `gateway` are set where they were started for this fleet, `graph` and its port where it
-    has any-to-any services.
+    looks; `hub` and `gateway` are set where they were started for this fleet, `graphs` are its graph servers,
+    where it has any-to-any services.
     """
 
     url: str | None = None
@@ -77,8 +84,7 @@ class Entrance(Frozen):
     observer: str
     hub: Daemon | None = None
     gateway: Daemon | None = None
-    graph: Daemon | None = None
-    graph_port: int = 0
+    graphs: tuple[GraphDaemon, ...] = ()
 
 
 class WeightsRecord(Frozen):

@@ -1,7 +1,8 @@
-"""Graph server of a fleet: a process beside its gateway, before the executors of any-to-any models.
+"""Graph servers of a fleet: processes beside its gateway, before the executors of any-to-any models.
 
-It follows a file in the fleet's home, where the controller writes the paths of the plan in force, and finds
-executors in the fleet's pool of the fabric. To the gateway it is a backend like others.
+They follow a file in the fleet's home, where the controller writes the paths of the plan in force, and find
+executors in the fleet's pool of the fabric. To the gateway each is a backend like others: when one dies its
+requests go on at another.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from atoll.runtime.pool.member import STAND_IN
 from atoll.runtime.task_fleet.deployment import services_over
 from atoll.runtime.task_fleet.parts import ServedParts
 
-NAME = "graph-server"
+NAMES = ("graph-server-0", "graph-server-1")
+"""The graph servers of a fleet: none is missed while it is started anew."""
+_PATIENCE_S = 50.0
+"""How long an invocation waits for an executor: a gateway asks another graph server after a minute."""
 _CONFIG = "graph.json"
 _TOKEN = "executors.token"  # noqa: S105 - the name of a file
 _MAX_CONFIG_BYTES = 16 * 2**20
@@ -69,9 +73,14 @@ def write_graph_config(
 
 def make_graph_config(services: Sequence[GraphService], token_file: str) -> GraphServerConfig:
     """Return what a graph server of a fleet answers for; `token_file` has the token of its executors."""
-    # Port and store are those of the process that reads it.
+    # Name, port and store are those of the process that reads it.
     return GraphServerConfig(
-        name=NAME, port=0, services=tuple(services), store=".", token_file=token_file
+        name=NAMES[0],
+        port=0,
+        services=tuple(services),
+        store=".",
+        token_file=token_file,
+        patience_s=_PATIENCE_S,
     )
 
 
@@ -81,12 +90,12 @@ def read_graph_config(home: FleetHome) -> GraphServerConfig:
     return GraphServerConfig.from_json(read_text_limited(path, _MAX_CONFIG_BYTES), path=path)
 
 
-def graph_backend(config: GraphServerConfig, port: int) -> dict[str, object]:
-    """Return the graph server as a backend in the settings of a gateway."""
+def graph_backend(config: GraphServerConfig, name: str, port: int) -> dict[str, object]:
+    """Return a graph server as a backend in the settings of a gateway."""
     stand_ins = "; ".join(each.stand_in for each in config.services if each.stand_in)
     said = write_modalities({each.name: modalities(each.tasks) for each in config.services})
     return {
-        "id": NAME,
+        "id": name,
         "url": f"http://127.0.0.1:{port}",
         "models": [service.name for service in config.services],
         "kind": GRAPH_SERVER.kind,

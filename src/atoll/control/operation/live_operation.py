@@ -199,13 +199,15 @@ class LiveOperation:
             raise AtollError(f"not all was done: {failed[0]}", hint="what served goes on serving")
 
     def _keep_entrance(self, fleet: OperatedFleet, controller: FleetController) -> None:
-        """Start hub or gateway anew if they have died; those of others are theirs to keep."""
+        """Start anew what has died of hub, gateway and graph servers; those of others are theirs to keep."""
         known = self.record.entrance
         if known is None or known.hub is None:
             return
         kept = keep_entrance(self.home, self.record.name, known)
         if kept != known:
-            self.home.write_down("note", "hub or gateway had died and were started anew")
+            self.home.write_down(
+                "note", "what had died of hub, gateway and graph servers was started anew"
+            )
             self._use(fleet, controller, self.record.model_copy(update={"entrance": kept}))
 
     def _use(self, fleet: OperatedFleet, controller: FleetController, record: FleetRecord) -> None:

@@ -4,7 +4,8 @@
 
 Graph servers of its fleet find it in a pool of the fabric (`ExecutorOffer`) and send it invocations over TCP,
 checked by sums and a token that $ATOLL_EXECUTORS names the file of, not encrypted: run it in a network where
-only your own machines are. /health answers at `--port`. SIGTERM finishes what runs.
+only your own machines are. Where TCP does not lead to it they go through the fabric's tunnel, which is
+sealed (`reach`). /health answers at `--port`. SIGTERM finishes what runs.
 """
 
 from __future__ import annotations
@@ -106,34 +107,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--drain", type=float, default=20.0, help="seconds")
     options = parser.parse_args(arguments)
     from atoll.components.component_weights import prefetch
+    from atoll.deploy.commands.reach import reach, way_beside
     from atoll.runtime.executor.executor_process import serve_executor
-    from atoll.runtime.executor.store import default_store_root, remove_stale_stores
+    from atoll.runtime.executor.store import choose_store_folder, remove_stale_stores
     from atoll.runtime.http.program import run
     from atoll.runtime.local.cores import usable_cores
-    from atoll.runtime.local.fleet_state import new_home, remove_home
 
-    home = None
+    store = None
     try:
         components = json.loads(options.components)
         prefetch(components)
-        home = new_home()
-        root = default_store_root(home, ExecutorConfig.model_fields["store_bytes"].default)
-        remove_stale_stores(root)
+        store = choose_store_folder(ExecutorConfig.model_fields["store_bytes"].default)
         config = make_config(
             *(options.name, components, options.listen, options.port),
-            root / f"atoll-{home.name}",
+            store,
             device=options.device,
             threads=options.threads or len(usable_cores()),
             drain_s=options.drain,
         )
-        run(serve_executor(config))
+        run(serve_executor(config, reach(way_beside())))
         return 0
     except AtollError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     finally:
-        if home is not None:
-            remove_home(home)
+        if store is not None:
+            remove_stale_stores(store.parent)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """A graph server of a fleet: it follows which executors there are, and what its services and paths are.
 
-    python -m atoll.deploy.commands.graph_node --fleet lab --config FILE --port 8000
+    python -m atoll.deploy.commands.graph_node --fleet lab --name graph-server-0 --config FILE --port 8000
 
 Executors are those that say in the fleet's pool that they are there (`executor_node`). The file is a
 `GraphServerConfig` without executors, read again whenever it has changed: who operates the fleet writes the
-plan's paths there. SIGTERM finishes what runs.
+plan's paths there. Any number of graph servers may follow one file, each under its own name: executors keep
+arrays for each of them. SIGTERM finishes what runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from atoll.core.errors import AtollError, InputError
 from atoll.core.files import read_text_limited
 from atoll.deploy.commands.executor_node import ExecutorOffer, pool_of
 from atoll.deploy.commands.meeting import (
+    FabricMeeting,
     MeetingPlace,
+    MemberAddress,
     PoolMember,
     open_meeting,
     own_address,
@@ -107,15 +110,29 @@ def read_graph_config(path: Path) -> GraphServerConfig:
 
 
 async def _serve(config: GraphServerConfig, fleet: str, path: Path) -> None:
-    from atoll.runtime.executor.executor_process import read_token
+    from atoll.deploy.commands.reach import TunnelEnd, reach
+    from atoll.runtime.executor.executor_process import read_token, split_address
     from atoll.runtime.graph_server.graph_server import TaskGraphServer
     from atoll.runtime.http.program import close_when_told
 
     place, toward = await open_meeting(config.name, "n0")
     # Executors on other machines fetch from here what clients sent.
     config = config.model_copy(update={"address": f"{own_address(toward).host}:0"})
-    server = TaskGraphServer(config, read_token(config.token_file))
+    end: TunnelEnd | None = None
+
+    async def way(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if end is None:
+            raise ConnectionError("the tunnel is not open")
+        return await end.dial(host, port)
+
+    server = TaskGraphServer(config, read_token(config.token_file), dial=reach(way))
     host, port = await server.start()
+    door_host, door_port = split_address(server.store.address)
+    own = MemberAddress(host=door_host, ports=(door_port, port))
+    # Executors that only the tunnel leads to fetch what clients sent from here.
+    await place.enter("n0", own)
+    if isinstance(place, FabricMeeting):
+        end = TunnelEnd(place, own)
     _LOG.info("listening on http://%s:%d", host, port)
     following = asyncio.create_task(FleetFollower(server, place, pool_of(fleet), path).run())
     try:
@@ -124,6 +141,8 @@ async def _serve(config: GraphServerConfig, fleet: str, path: Path) -> None:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
+        if end is not None:
+            await end.close()
         await place.leave()
 
 
@@ -131,20 +150,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Read the options, serve, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m atoll.deploy.commands.graph_node")
     parser.add_argument("--fleet", required=True)
+    parser.add_argument("--name", required=True, help="this one's, among those of the fleet")
     parser.add_argument("--config", type=Path, required=True, help="JSON file")
     parser.add_argument("--port", type=int, required=True, help="where requests come in")
     options = parser.parse_args(arguments)
-    from atoll.runtime.executor.store import default_store_root, remove_stale_stores
+    from atoll.runtime.executor.store import choose_store_folder, remove_stale_stores
     from atoll.runtime.http.program import run
-    from atoll.runtime.local.fleet_state import new_home, remove_home
 
-    home = None
+    store = None
     try:
         config = read_graph_config(options.config)
-        home = new_home()
-        root = default_store_root(home, config.store_bytes)
-        remove_stale_stores(root)
-        own = {"port": options.port, "store": str(root / f"atoll-{home.name}")}
+        store = choose_store_folder(config.store_bytes)
+        own = {"name": options.name, "port": options.port, "store": str(store)}
         config = config.model_copy(update=own)
         logging.basicConfig(
             level=config.log_level, format=f"%(asctime)s %(levelname)s {config.name}: %(message)s"
@@ -155,8 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     finally:
-        if home is not None:
-            remove_home(home)
+        if store is not None:
+            remove_stale_stores(store.parent)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ to say that they are well when a rank of theirs has died, and answer nobody. Nod
 until all of them are, and begin again together.
 
 Nodes that only help others say so with `--pool POOL --offer JSON` (see `helpers`); before they end they take
-that back. `@helpers` becomes a file that names who helps in the pool now, kept up to date.
+that back. `@helpers` becomes a file that names who helps in the pool now, kept up to date. With `--streams`
+others reach the first port of this node through the fabric's tunnel where there is no other way, and COMMAND
+them.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.core.errors import AtollError, UsageError
 from atoll.core.files import atomic_write
 from atoll.deploy.commands.meeting import (
+    FabricMeeting,
     MeetingPlace,
     MemberAddress,
     PoolWord,
@@ -40,6 +44,9 @@ from atoll.deploy.commands.meeting import (
     open_meeting,
 )
 from atoll.runtime.local.fleet_state import new_home, remove_home
+
+if TYPE_CHECKING:
+    from atoll.deploy.commands.reach import TunnelEnd
 
 PEERS = "@peers"
 """Words that this program fills in: whoever reads a command need not."""
@@ -56,6 +63,7 @@ _GLOO = "GLOO_SOCKET_IFNAME"
 _FOLLOW_S = 0.25
 _WITHDRAWN_S = 1.0
 """How long others may take to see that a node helps no more."""
+_WAY = "way.sock"
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl."""
 
@@ -110,10 +118,12 @@ class InstanceMember:
         *,
         pool: str | None = None,
         offer: str | None = None,
+        streams: bool = False,
     ) -> None:
         self._place, self._node, self._nodes = place, node, tuple(nodes)
         self._drain_s = drain_s
         self._pool = pool
+        self._streams = streams
         self._word = None if pool is None or offer is None else PoolWord(pool, offer)
         self._term = asyncio.Event()
         self._leads = node == self._nodes[0]
@@ -127,6 +137,7 @@ class InstanceMember:
         """Meet the others, run the command, and leave."""
         await self._place.enter(self._node, address, self._word)
         home, following = None, None
+        end: TunnelEnd | None = None
         staying = asyncio.create_task(self._stay())
         try:
             members = await self._meet(max_s)
@@ -136,8 +147,15 @@ class InstanceMember:
                 begun = address.model_copy(update={"begun": digest_members(members)})
                 await self._place.enter(self._node, begun, self._word)
             command = fill_in(words, members)
+            environment = _environment(address) if len(self._nodes) > 1 else None
+            if self._streams and isinstance(self._place, FabricMeeting):
+                from atoll.deploy.commands.reach import WAY_VARIABLE, TunnelEnd
+
+                home, end = new_home(), TunnelEnd(self._place, address)
+                await end.serve_beside(home / _WAY)
+                environment = (environment or dict(os.environ)) | {WAY_VARIABLE: str(home / _WAY)}
             if HELPERS in command:
-                home = new_home()
+                home = home or new_home()
                 path = home / "helpers.json"
                 command = [str(path) if word == HELPERS else word for word in command]
                 following = asyncio.create_task(self._follow(path))
@@ -146,7 +164,7 @@ class InstanceMember:
                 *command,
                 start_new_session=True,
                 preexec_fn=_end_with_parent(),
-                env=_environment(address) if len(self._nodes) > 1 else None,
+                env=environment,
             )
             watching = asyncio.create_task(self._watch(child, members))
             try:
@@ -169,6 +187,8 @@ class InstanceMember:
             staying.cancel()
             if following is not None:
                 following.cancel()
+            if end is not None:
+                await end.close()
             if home is not None:
                 remove_home(home)
             await self._place.leave()
@@ -295,7 +315,10 @@ async def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError(f"{options.node} is none of the nodes", field="--node")
     place, toward = await open_meeting(options.meeting, options.node)
     member = InstanceMember(
-        place, options.node, nodes, options.drain, pool=options.pool, offer=options.offer
+        *(place, options.node, nodes, options.drain),
+        pool=options.pool,
+        offer=options.offer,
+        streams=options.streams,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -321,6 +344,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--wait", type=float, default=1800.0, help="seconds for the others to come")
     parser.add_argument("--pool", default=None, help="whom to help, or by whom to be helped")
     parser.add_argument("--offer", default=None, help="what this node helps with, JSON")
+    parser.add_argument(
+        "--streams",
+        action="store_true",
+        help="be reached, and reach others, through the tunnel too",
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command

@@ -208,7 +208,7 @@ class FabricMeeting:
     """
 
     def __init__(self, fabric: Fabric, name: str) -> None:
-        self._fabric, self._name = fabric, name
+        self.fabric, self._name = fabric, name
         self._own: dict[str, MemberAddress] = {}
         self._sessions: dict[str, str] = {}
 
@@ -237,7 +237,7 @@ class FabricMeeting:
 
     async def withdraw(self) -> None:
         """Announce the same without the pool."""
-        labels = self._fabric.metadata.labels
+        labels = self.fabric.metadata.labels
         if POOL in labels:
             await self._announce({k: v for k, v in labels.items() if k not in (POOL, WORD)})
 
@@ -260,11 +260,9 @@ class FabricMeeting:
 
         from atoll.fabric.registry.records import SessionState
 
-        known = self._fabric.metadata
+        known = self.fabric.metadata
         # A session that has joined and serves nothing gets no requests.
-        await self._fabric.announce(
-            SessionState.JOIN, msgspec.structs.replace(known, labels=labels)
-        )
+        await self.fabric.announce(SessionState.JOIN, msgspec.structs.replace(known, labels=labels))
 
     async def members(self) -> Mapping[str, MemberAddress]:
         """Return those who live, and whose latest record says that they are here."""
@@ -285,25 +283,35 @@ class FabricMeeting:
         """Return those whose session has ended by their own word."""
         from atoll.fabric.registry.records import SessionState
 
-        known = {node: self._fabric.peer(sid) for node, sid in self._sessions.items()}
+        known = {node: self.fabric.peer(sid) for node, sid in self._sessions.items()}
         return [node for node, peer in known.items() if peer and peer.state is SessionState.LEFT]
 
     async def stay(self) -> None:
         """Do nothing: the fabric sees by its own signs who is there."""
 
+    def session_at(self, host: str, port: int) -> str | None:
+        """Return the session of the latest member that says it is at a host and port; None: nobody does."""
+        found = None
+        for peer in self._here():
+            with contextlib.suppress(InputError):
+                address = MemberAddress.from_json(peer.metadata.labels.get(ADDRESS, ""))
+                if (address.host, address.ports[0]) == (host, port) and peer.alive:
+                    found = peer.sid
+        return found
+
     def _here(self) -> Iterator[Peer]:
         """Members of the same provider that have not left, the oldest first."""
         from atoll.fabric.registry.records import SessionState
 
-        own = self._fabric.identity.provider
-        for peer in sorted(self._fabric.peers(), key=lambda peer: (peer.since_s, peer.sid)):
+        own = self.fabric.identity.provider
+        for peer in sorted(self.fabric.peers(), key=lambda peer: (peer.since_s, peer.sid)):
             if peer.provider == own and peer.state not in (SessionState.DOWN, SessionState.LEFT):
                 yield peer
 
     async def leave(self) -> None:
         """Say that it has left, and close."""
-        await self._fabric.leave()
-        await self._fabric.close()
+        await self.fabric.leave()
+        await self.fabric.close()
 
 
 async def open_meeting(name: str, node: str) -> tuple[MeetingPlace, str | None]:

@@ -257,7 +257,7 @@ def executor_command(
         *("--drain", f"{settings.drain_s:g}"),
     ]
     place = (fleet or instance.id) if labels is None else labels.fleet
-    pool = ("--pool", pool_of(place), "--offer", offer.to_json())
+    pool = ("--streams", "--pool", pool_of(place), "--offer", offer.to_json())
     command = order.command([node], order.meet(node, [node], words, pool), {})
     if settings.executors is None:
         return command

@@ -30,8 +30,8 @@ _HELLO = b"atoll tunnel 1 hello "
 _WELCOME = b"atoll tunnel 1 welcome "
 """Signed before what each side says, so that a signature holds for nothing else."""
 _SERVING = ("worker", "gateway")
-_CALLING = ("gateway", "operator")
-"""Roles that may serve at the end of a tunnel, and those that may call."""
+CALLING = ("gateway", "operator")
+"""Roles that may serve at the end of a tunnel, and those that may call unless it says otherwise."""
 
 T = TypeVar("T")
 
@@ -115,7 +115,9 @@ class ClientHandshake:
         return HandshakeResult(person, self._worker, welcome.endpoint, welcome.channel, box)
 
 
-def read_hello(question: bytes, verifier: Verifier, worker: str) -> tuple[Hello, Person, bytes]:
+def read_hello(
+    question: bytes, verifier: Verifier, worker: str, callers: tuple[str, ...] = CALLING
+) -> tuple[Hello, Person, bytes]:
     """Return a HELLO, who says it and its bytes; raises TunnelError unless all is as it should be."""
     signed = _decode(question, _Signed)
     hello = _decode(signed.body, Hello)
@@ -129,7 +131,7 @@ def read_hello(question: bytes, verifier: Verifier, worker: str) -> tuple[Hello,
         raise TunnelError("the caller's signature is wrong")
     if not keys.is_sid(hello.caller) or keys.slot_of(hello.caller) != person.slot:
         raise TunnelError("the caller's session is not its own")
-    _check_role(person, _CALLING, "call")
+    _check_role(person, callers, "call")
     _check_endpoint(hello.endpoint, person)
     return hello, person, signed.body
 

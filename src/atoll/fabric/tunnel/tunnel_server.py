@@ -18,7 +18,7 @@ from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.identity import Person, RefusedError
 from atoll.fabric.tunnel.accept import accepts
 from atoll.fabric.tunnel.channel import Channel, ForgedError, channel_of
-from atoll.fabric.tunnel.handshake import read_hello, refusal, welcome
+from atoll.fabric.tunnel.handshake import CALLING, read_hello, refusal, welcome
 from atoll.fabric.tunnel.incoming import CallerLink, IncomingCall
 from atoll.fabric.tunnel.line import Line, LineCounters, TickClock
 from atoll.fabric.tunnel.tunnel_frames import (
@@ -54,10 +54,12 @@ class TunnelServer:
         handler: Callable[[IncomingCall], None],
         *,
         accept: str | None = None,
+        callers: tuple[str, ...] = CALLING,
         settings: TunnelSettings | None = None,
         log: Log | None = None,
     ) -> None:
         self.accept = accept
+        self._callers = callers
         """Whose requests are taken (`Metadata.accept`); may be changed at any time."""
         self._fabric = fabric
         self._handler = handler
@@ -106,7 +108,7 @@ class TunnelServer:
 
     def _open(self, question: bytes) -> bytes:
         fabric, settings = self._fabric, self._settings
-        hello, person, hello_body = read_hello(question, fabric.verifier, fabric.sid)
+        hello, person, hello_body = read_hello(question, fabric.verifier, fabric.sid, self._callers)
         # Counted by whom it is of: nobody uses up what others may ask for.
         self._handshakes_of[person.slot] += 1
         if self._handshakes_of[person.slot] > settings.slot_handshakes_per_s:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
@@ -47,6 +47,10 @@ from atoll.tasks.values import Handle, Value, handles_in
 if TYPE_CHECKING:
     from atoll.runtime.executor.arrays import Array
 
+Dial: TypeAlias = (
+    "Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]"
+)
+"""Opens a connection to a host and port, as `asyncio.open_connection`; OSError where it cannot."""
 _Answer: TypeAlias = "FromExecutor | AtollError"
 _Answers: TypeAlias = "asyncio.Queue[_Answer]"
 _READ_BYTES = 2**18
@@ -86,7 +90,15 @@ class ExecutorClient:
     holder: who keeps what comes back, in leases; the same name after a reconnect keeps its leases.
     """
 
-    def __init__(self, address: str, token: str, holder: str, *, connect_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        holder: str,
+        *,
+        connect_s: float = 5.0,
+        dial: Dial = asyncio.open_connection,
+    ) -> None:
         self.address = address
         self.holder = holder
         self.name = ""
@@ -94,6 +106,7 @@ class ExecutorClient:
         self.components: tuple[str, ...] = ()
         self._token = token
         self._connect_s = connect_s
+        self._dial = dial
         self._connecting = asyncio.Lock()
         self._ids = itertools.count(1)
         self._waiting: dict[int, _Answers | _LastAnswer] = {}
@@ -119,7 +132,7 @@ class ExecutorClient:
         decoder = FrameDecoder()
         try:
             async with asyncio.timeout(self._connect_s):
-                reader, writer = await asyncio.open_connection(host, int(port))
+                reader, writer = await self._dial(host, int(port))
                 self._writer = writer
                 writer.write(encode_frame(CallerHello(VERSION, self._token, self.holder)))
                 bodies: list[bytes] = []

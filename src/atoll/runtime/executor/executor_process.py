@@ -19,6 +19,7 @@ from atoll.components.component_registry import find_component
 from atoll.core.errors import InputError
 from atoll.core.extras import require_extras
 from atoll.core.files import atomic_write, read_text_limited
+from atoll.runtime.executor.executor_client import Dial
 from atoll.runtime.executor.executor_config import ExecutorConfig
 from atoll.runtime.http.program import StopSignals, run_program, unless
 
@@ -57,8 +58,8 @@ async def _load(config: ExecutorConfig, threads: ThreadPoolExecutor) -> dict[str
     return dict(zip(config.components, await asyncio.gather(*loading), strict=True))
 
 
-async def serve_executor(config: ExecutorConfig) -> None:
-    """Run an executor until this process is told to stop."""
+async def serve_executor(config: ExecutorConfig, dial: Dial = asyncio.open_connection) -> None:
+    """Run an executor until this process is told to stop; `dial` is how it reaches others."""
     if config.cpus:
         os.sched_setaffinity(0, config.cpus)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -91,7 +92,8 @@ async def serve_executor(config: ExecutorConfig) -> None:
             name: make_worker(name, component, config.max_waiting, threads)
             for name, component in components.items()
         }
-        server = pages.server = ExecutorServer(config.name, token, store, workers)
+        server = ExecutorServer(config.name, token, store, workers, dial=dial)
+        pages.server = server
         for worker in workers.values():
             await worker.start()
             await worker.prove()

@@ -13,7 +13,7 @@ from atoll.components.base import BadInputError
 from atoll.core.errors import shorten
 from atoll.runtime.executor.arrays import LostHandleError, flat_bytes, identify_host
 from atoll.runtime.executor.executor_caller import CallerConnection, CallerGoneError
-from atoll.runtime.executor.executor_client import InvocationError
+from atoll.runtime.executor.executor_client import Dial, InvocationError
 from atoll.runtime.executor.executor_messages import CHUNK_BYTES as _CHUNK_BYTES
 from atoll.runtime.executor.executor_messages import (
     MAX_FRAME_BYTES,
@@ -84,6 +84,7 @@ class ExecutorServer:
         store: ArrayStore,
         workers: Mapping[str, ComponentWorker] | None = None,
         limits: DoorLimits | None = None,
+        dial: Dial = asyncio.open_connection,
     ) -> None:
         self.name = name
         self.store = store
@@ -92,7 +93,7 @@ class ExecutorServer:
         self.connections: set[CallerConnection] = set()
         self._token = token.encode()
         self._limits = limits or DoorLimits()
-        self._resolver = HandleResolver(store, token, holder=name)
+        self._resolver = HandleResolver(store, token, name, dial)
         self._strangers = 0
         self._input_bytes = 0
         self._server: asyncio.Server | None = None

@@ -19,6 +19,7 @@ from atoll.runtime.executor.arrays import (
     replace_handles,
 )
 from atoll.runtime.executor.executor_client import (
+    Dial,
     ExecutorClient,
     ExecutorLostError,
     InvocationError,
@@ -41,8 +42,15 @@ class HandleResolver:
     executors of a fleet share.
     """
 
-    def __init__(self, store: ArrayStore, token: str, holder: str) -> None:
+    def __init__(
+        self,
+        store: ArrayStore,
+        token: str,
+        holder: str,
+        dial: Dial = asyncio.open_connection,
+    ) -> None:
         self._store = store
+        self._dial = dial
         self._token = token
         self._holder = holder
         self._peers: dict[str, ExecutorClient] = {}
@@ -106,7 +114,7 @@ class HandleResolver:
         async with self._turns:
             peer = self._peers.get(handle.address)
             if peer is None:
-                peer = ExecutorClient(handle.address, self._token, self._holder)
+                peer = ExecutorClient(handle.address, self._token, self._holder, dial=self._dial)
                 self._peers[handle.address] = peer
             try:
                 await peer.connect()

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.core.errors import AtollError, InputError
+from atoll.core.paths import runtime_dir
 from atoll.runtime.executor.arrays import (
     ENDING,
     ID,
@@ -47,7 +48,8 @@ _ROOM = 1.1
 _TRIES = 5
 _TRY_S = 0.02
 _FOLDERS = "atoll-*"
-# An empty folder younger than this may belong to executors that are just being started.
+# Of fleets that `atoll serve` runs: an empty one so young may be of executors that are being started.
+_FLEETS = "atoll-run-"
 _YOUNG_S = 60.0
 _LOG = logging.getLogger(__name__)
 _SPARE_S = 10.0
@@ -67,6 +69,16 @@ def default_store_root(fallback: Path, needed_bytes: int) -> Path:
     free = status.f_bavail * status.f_frsize
     writable = os.access(SHARED_MEMORY, os.W_OK | os.X_OK)
     return SHARED_MEMORY if writable and free >= _ROOM * needed_bytes else fallback
+
+
+def choose_store_folder(needed_bytes: int) -> Path:
+    """Return a folder for the store of a process that stands alone; stores of killed ones are removed.
+
+    It is not made yet; once the process has ended nothing but `remove_stale_stores` has to be done beside it.
+    """
+    root = default_store_root(runtime_dir(), needed_bytes)
+    remove_stale_stores(root)
+    return root / f"atoll-store-{secrets.token_hex(8)}"
 
 
 class ArrayStore:
@@ -321,8 +333,9 @@ def _remove_stale(folder: Path) -> bool:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return False
         inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
-        if not any(folder.iterdir()) and time.time() - status.st_mtime < _YOUNG_S:
-            return False  # of a fleet whose executors are being started
+        is_young = time.time() - status.st_mtime < _YOUNG_S
+        if folder.name.startswith(_FLEETS) and is_young and not any(folder.iterdir()):
+            return False
         # All locks before anything is removed: a store in use anywhere below keeps all of it.
         for path in (folder, *inner):
             lock = _lock(path)

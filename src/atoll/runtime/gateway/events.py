@@ -6,6 +6,8 @@ that was moved, and when a stream has to move.
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -190,6 +192,11 @@ class DeliveredChoice:
     """Whether sound was begun: no text holds its state."""
     audio_chars: int = 0
     """Of sound, in base64."""
+    audio_id: str = ""
+    sound_bytes: int = 0
+    """Of sound, decoded."""
+    sound_crc: int = 0
+    """CRC-32 of that."""
     _blocks: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
     """Text by place, in long parts: what is put together is copied."""
     _pieces: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
@@ -253,6 +260,10 @@ class DeliveredChoice:
         if isinstance(delta, dict) and delta.get("audio") is not None:
             self.spoken = True
             self.audio_chars += _audio_chars(choice)
+            sound = sound_of(choice)
+            self.sound_bytes += len(sound)
+            self.sound_crc = zlib.crc32(sound, self.sound_crc)
+            self.audio_id = self.audio_id or str((audio_of(choice) or {}).get("id", ""))
 
 
 def audio_chars_in(data: bytes) -> int:
@@ -267,10 +278,24 @@ def audio_chars_in(data: bytes) -> int:
     )
 
 
-def _audio_chars(choice: Chunk) -> int:
+def audio_of(choice: Chunk) -> Chunk | None:
+    """Return what a choice says of an answer that is spoken: its id, transcript and sound."""
     delta = choice.get("delta")
     audio = delta.get("audio") if isinstance(delta, dict) else None
-    data = audio.get("data") if isinstance(audio, dict) else None
+    return audio if isinstance(audio, dict) else None
+
+
+def sound_of(choice: Chunk) -> bytes:
+    """Return the sound in a choice; none where it cannot be read."""
+    data = (audio_of(choice) or {}).get("data")
+    try:
+        return base64.b64decode(data, validate=True) if isinstance(data, str) else b""
+    except ValueError:
+        return b""
+
+
+def _audio_chars(choice: Chunk) -> int:
+    data = (audio_of(choice) or {}).get("data")
     return len(data) if isinstance(data, str) else 0
 
 

@@ -13,6 +13,8 @@ Either way the client sees one stream: one id, one time, one role, usage once. N
 
 from __future__ import annotations
 
+import base64
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ from atoll.runtime.gateway.events import (
     choices_of,
     index_of,
     lists_of,
+    sound_of,
     strings_of,
 )
 from atoll.runtime.openai import ChatRequest, CompletionRequest, Generation
@@ -78,6 +81,28 @@ class Continuation:
             _move_tokens(usage, self._before, mute=self.mute)
 
 
+@dataclass(slots=True)
+class _KnownSound:
+    """Sound that the client has of an answer: bytes that have not come again, and the CRC-32 of all of it."""
+
+    left: int
+    crc: int
+    audio_id: str
+    again: int = 0
+    """CRC-32 of what came again."""
+
+    def cut(self, sound: bytes) -> bytes:
+        """Return what of the sound that comes is news."""
+        if self.left <= 0:
+            return sound
+        self.again = zlib.crc32(sound[: self.left], self.again)
+        news = sound[self.left :]
+        self.left -= len(sound) - len(news)
+        if self.left == 0 and self.again != self.crc:
+            raise DivergedError("the repeated speech differs")
+        return news
+
+
 class ReplayFilter:
     """Leaves out of a repeated answer what the client has already."""
 
@@ -97,6 +122,11 @@ class ReplayFilter:
         }
         # Calls among them have their id and type at the client.
         self._begun = set(self._left)
+        self._sounds = {
+            index: _KnownSound(answer.sound_bytes, answer.sound_crc, answer.audio_id)
+            for index, answer in delivered.answers.items()
+            if answer.spoken
+        }
         self._greeted = set(delivered.answers)
         self._finished = {index for index, a in delivered.answers.items() if a.finished}
 
@@ -124,6 +154,9 @@ class ReplayFilter:
         """Leave a usage as it is: the whole answer was made again."""
 
     def _open(self, index: int) -> bool:
+        sound = self._sounds.get(index)
+        if sound is not None and sound.left > 0:
+            return True
         return any(text for (i, _), text in self._left.items() if i == index)
 
     def _cut(self, index: int, choice: Chunk) -> bool:
@@ -133,6 +166,8 @@ class ReplayFilter:
             choice["text"] = self._new(index, ("text",), choice["text"])
         delta = choice.get("delta")
         if isinstance(delta, dict):
+            if isinstance(delta.get("audio"), dict):
+                self._cut_audio(index, choice, delta)
             for key, value in delta.items():
                 if isinstance(value, str) and key != "role":
                     delta[key] = self._new(index, (key,), value)
@@ -155,6 +190,21 @@ class ReplayFilter:
             self._left_listed[index, place] = max(0, left - len(holder[key]))
             holder[key] = holder[key][left:]
         return _says_something(choice)
+
+    def _cut_audio(self, index: int, choice: Chunk, delta: Chunk) -> None:
+        audio: Chunk = delta["audio"]
+        if isinstance(audio.get("transcript"), str):
+            audio["transcript"] = self._new(index, ("audio", "transcript"), audio["transcript"])
+        known = self._sounds.get(index)
+        if known is not None:
+            audio["data"] = base64.b64encode(known.cut(sound_of(choice))).decode()
+            if known.audio_id:
+                audio["id"] = known.audio_id
+        for key in ("transcript", "data"):
+            if not audio.get(key):
+                audio.pop(key, None)
+        if audio.keys() <= {"id"}:
+            del delta["audio"]
 
     def _cut_call(self, index: int, call: Any) -> bool:
         function = call.get("function") if isinstance(call, dict) else None
@@ -252,9 +302,10 @@ def resume(request: Generation, body: bytes, delivered: Delivered, kind: str) ->
     """Return how a stream goes on at a backend of a kind, or None: it cannot.
 
     `body` is the body of the request as it was sent at first. What was spoken cannot be taken up in the
-    middle of a word.
+    middle of a word: it is repeated, where the backend speaks the same again.
     """
-    if any(answer.spoken for answer in delivered.answers.values()):
+    is_spoken = any(answer.spoken for answer in delivered.answers.values())
+    if is_spoken and not find_engine(kind).repeats_speech:
         return None
     if not any(a.tokens or any(a.strings.values()) for a in delivered.answers.values()):
         # Nothing said yet: the same request, less its greeting.

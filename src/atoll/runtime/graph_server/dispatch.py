@@ -155,8 +155,14 @@ class RequestDispatcher:
         return self.trace.begin(invocation.component, invocation.number, invocation.piece, size)
 
     def _recovery(self, invocation: Invocation) -> Recovery:
-        candidates = self._router.candidates(invocation.component)
-        return Recovery(invocation.component, candidates, self._patience_s)
+        component = invocation.component
+        return Recovery(
+            component,
+            self._router.candidates(component),
+            self._patience_s,
+            # One that a path leads over is there, or will be again.
+            comes_back=component in self._router.components,
+        )
 
     def _order(self, invocation: Invocation, inputs: dict[str, Value]) -> ExecutorOrder:
         # Inputs name handles as they were; the ledger knows what has taken their place.
@@ -169,6 +175,8 @@ class RequestDispatcher:
     async def _choose(self, recovery: Recovery, invocation: Invocation) -> str:
         """Return the executor to try, once there is one."""
         while True:
+            # Others may run it by now than when the invocation began.
+            recovery.candidates = self._router.candidates(invocation.component)
             pick = await self._picker(invocation) if self._dynamic else self._static(invocation)
             step = recovery.choose(self._fleet.dead(), pick, self.trace.now_s())
             if isinstance(step, GiveUp):

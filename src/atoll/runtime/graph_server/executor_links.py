@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll.core.errors import AtollError
 from atoll.runtime.executor.executor_client import (
+    Dial,
     ExecutorClient,
     ExecutorLostError,
     InvocationError,
@@ -116,8 +117,14 @@ class _Link:
 class ExecutorLinks:
     """All executors of a graph server (`ExecutorFleet`); `use` says which those are from now on."""
 
-    def __init__(self, executors: Iterable[ExecutorAddress], token: str, holder: str) -> None:
-        self._token, self._holder = token, holder
+    def __init__(
+        self,
+        executors: Iterable[ExecutorAddress],
+        token: str,
+        holder: str,
+        dial: Dial = asyncio.open_connection,
+    ) -> None:
+        self._token, self._holder, self._dial = token, holder, dial
         self._links: dict[str, _Link] = {}
         self._absent: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
@@ -142,7 +149,9 @@ class ExecutorLinks:
                 # It was started anew elsewhere: nothing of before is left there.
                 self._drop(known)
             client = ExecutorClient(
-                executor.address, self._token, self._holder, connect_s=_CONNECT_S
+                *(executor.address, self._token, self._holder),
+                connect_s=_CONNECT_S,
+                dial=self._dial,
             )
             self._links[name] = _Link(client, executor.components)
             if self._started:

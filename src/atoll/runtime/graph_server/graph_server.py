@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from atoll.core.errors import AtollError
+from atoll.runtime.executor.executor_client import Dial
 from atoll.runtime.executor.executor_process import split_address
 from atoll.runtime.executor.executor_server import ExecutorServer
 from atoll.runtime.executor.store import ArrayStore
@@ -81,7 +82,11 @@ class TaskGraphServer:
     """Answers requests with the tasks of its services."""
 
     def __init__(
-        self, config: GraphServerConfig, token: str, fleet: ExecutorFleet | None = None
+        self,
+        config: GraphServerConfig,
+        token: str,
+        fleet: ExecutorFleet | None = None,
+        dial: Dial = asyncio.open_connection,
     ) -> None:
         self.config = config
         self.executors = config.executors
@@ -90,11 +95,11 @@ class TaskGraphServer:
         }
         self.metrics = GraphServerMetrics()
         self.traces = TraceKeeper()
-        self._links = ExecutorLinks(config.executors, token, config.name)
+        self._links = ExecutorLinks(config.executors, token, config.name, dial)
         self._fleet: ExecutorFleet = fleet or self._links
         self.store = ArrayStore(Path(config.store), config.store_bytes, owner=config.name)
         # Executors on other hosts fetch what clients sent through a door of its own.
-        self._door = ExecutorServer(config.name, token, self.store)
+        self._door = ExecutorServer(config.name, token, self.store, dial=dial)
         # No request lives longer than its time, so what it brought needs no renewing.
         self.intake = MediaIntake(config.limits, self.store, config.request_s + LEASE_S)
         self._realtime = RealtimeHost(config.realtime)
@@ -123,7 +128,8 @@ class TaskGraphServer:
     ) -> None:
         """Have requests from now on answered by these services over these executors.
 
-        Requests that run keep their path; a service that is not among them any more is not known from now on.
+        Requests that run keep their path, and go to other executors where those of it are gone; a service
+        that is not among them any more is not known from now on.
         """
         changed: dict[str, LoadedService] = {}
         for service in services:
@@ -131,6 +137,8 @@ class TaskGraphServer:
             again = None if known is None else known.over(service, executors)
             changed[service.name] = again or LoadedService(service, executors)
         self.services, self.executors = changed, tuple(executors)
+        for running in self._active:
+            running.service.router.use(executors)
         named = {
             name
             for service in services

@@ -39,6 +39,9 @@ class LoadedService:
         self, config: GraphService, executors: Sequence[ExecutorAddress]
     ) -> LoadedService | None:
         """Return it over other paths and executors; None where its tasks are others now."""
+        if config == self.config:
+            self.router.use(executors)
+            return self
         if (config.tasks, config.options) != (self.config.tasks, self.config.options):
             return None
         again = copy(self)

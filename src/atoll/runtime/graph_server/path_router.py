@@ -125,7 +125,14 @@ class PathRouter:
 
     def __init__(self, service: GraphService, executors: Sequence[ExecutorAddress]) -> None:
         self._service = service
-        self._runs = {executor.id: frozenset(executor.components) for executor in executors}
+        self._runs: dict[str, frozenset[str]] = {}
+        self._turns: dict[str, WeightedRoundRobin] = {}
+        steps = (step for path in service.paths for step in path.steps)
+        self.components = frozenset(
+            c for step in steps for part in step.parts for c in self.components_of(part)
+        )
+        """The components that paths lead over."""
+        self.use(executors)
         self._paths: dict[Brought, list[RequestPath]] = {}
         for path in service.paths:
             self._paths.setdefault(parse_class_name(path.klass), []).append(path)
@@ -139,18 +146,16 @@ class PathRouter:
             for n, path in enumerate(paths)
             for m, step in enumerate(path.steps)
         }
-        self._turns: dict[str, WeightedRoundRobin] = {}
         self._own = {
             name for path in service.paths for step in path.steps for name in step.instances
         }
 
-    @property
-    def components(self) -> frozenset[str]:
-        """The components that paths lead over."""
-        steps = (step for path in self._service.paths for step in path.steps)
-        return frozenset(
-            c for step in steps for part in step.parts for c in self.components_of(part)
-        )
+    def use(self, executors: Sequence[ExecutorAddress]) -> None:
+        """Know these executors from now on; paths stay as they are."""
+        runs = {executor.id: frozenset(executor.components) for executor in executors}
+        if runs != self._runs:
+            self._runs = runs
+            self._turns.clear()
 
     def components_of(self, part: str) -> tuple[str, ...]:
         """Return the components that a part of the plan's model stands for."""

@@ -66,12 +66,24 @@ class Remake:
 
 
 class Recovery:
-    """The attempts at one invocation. Times are seconds of any clock that does not go back."""
+    """The attempts at one invocation. Times are seconds of any clock that does not go back.
 
-    def __init__(self, component: str, candidates: Sequence[str], patience_s: float) -> None:
+    candidates: executors that run the component, the dead among them; they may change between attempts.
+    comes_back: whether to wait for one where there is none.
+    """
+
+    def __init__(
+        self,
+        component: str,
+        candidates: Sequence[str],
+        patience_s: float,
+        *,
+        comes_back: bool = False,
+    ) -> None:
         self.component = component
         self.attempts = 0
-        self._candidates = tuple(candidates)
+        self.candidates = tuple(candidates)
+        self._comes_back = comes_back
         self._patience_s = patience_s
         self._failures = 0
         self._avoided: set[str] = set()
@@ -89,14 +101,14 @@ class Recovery:
         now_s: float,
     ) -> Try | Pause | GiveUp:
         """Return whom to try now. `pick` names one that is not among the closed ones it is given."""
-        if not self._candidates:
+        if not (self.candidates or self._comes_back):
             return GiveUp(_no_executor(self.component))
         # Only time spent waiting counts against the patience, not that of attempts.
         if self._paused_s is not None:
             self._waited_s += now_s - self._paused_s
             self._paused_s = None
         closed = {*dead, *self._avoided}
-        if not set(self._candidates) <= closed:
+        if not set(self.candidates) <= closed:
             executor = pick(closed)
             if executor is not None and executor not in closed:
                 self.attempts += 1

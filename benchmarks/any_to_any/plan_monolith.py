@@ -1,0 +1,358 @@
+"""A plan of a mixed fleet against the best monolith, served and simulated (part of `any_fleet_live`).
+
+Chats, pictures with a question, spoken questions answered aloud. By default the parts wait as long as devices
+would compute (`timed_parts`), each executor a device: so figures do not depend on who else uses the machine.
+With `--real` they are small real parts on the cores of this machine, each core a machine of its own, which
+should have nothing else to do: the simulator is told the share of a core that executors had while they wanted
+one.
+
+The parts are measured first, the language model by how fast a device reads and computes, since its rate
+depends on how many answers it writes at once. `Fleet.plan` decides with that, and so does its solver
+`monolith`, which puts all parts on every executor it rents. Both deployments stand at the same time and take
+turns. What each carries is found by clients that ask again at once; then both get the same requests at the
+same times, at 70 % of what the plan carries, and the simulator gets those very requests. It has a voice
+begin when all of a text is there, where served ones begin with its first sentence: `--one-sentence` leaves
+that out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from atoll.api.demo.asking import draw_circle
+from atoll.catalog.catalog import Catalog
+from atoll.core.rng import stream
+from atoll.perf.components.class_loads import media_tokens
+from atoll.plan.plan import Plan
+from atoll.runtime.local.cores import usable_cores
+from atoll.runtime.task_fleet.core_fit import fit_core
+from atoll.runtime.task_fleet.measure import TokenPace
+from atoll.runtime.task_fleet.parts import TASKS, ServedParts, own_parts
+from atoll.workload.classes import Images, RequestClass
+from benchmarks.any_to_any.speech import speak_questions
+from benchmarks.any_to_any.speech_client import (
+    Ask,
+    ask_chat,
+    chat_body,
+    closed_loop,
+    open_loop,
+    spoken_body,
+)
+from benchmarks.any_to_any.speech_fleet import (
+    MODEL,
+    PARTS,
+    MeanRequest,
+    MeasuredCore,
+    RunningFleet,
+    fleet_of,
+    fleet_on,
+    make_plan,
+    measure_core,
+    planned,
+    simulate_answers,
+)
+from benchmarks.any_to_any.task_clients import picture_part
+from benchmarks.any_to_any.timed_parts import (
+    HERE,
+    PROMPT_TOKENS,
+    RATE_HZ,
+    WORD_SPOKEN_S,
+    TimedEar,
+    TimedEye,
+    TimedMind,
+    TimedPart,
+    TimedVoice,
+)
+from benchmarks.report import Figure, finish
+
+CLASSES = {"text": 0.4, "image+text": 0.3, "audio -> audio": 0.3}
+"""Share of the requests by class."""
+TOKENS = 24
+CLIENTS = 12
+DEVICES = 4
+_RUNS = 3
+LOAD = 0.7
+COUNT, QUICK_COUNT = 120, 40
+_IMAGE = "{count: 1, size: 256x256}"
+_PIXELS = 256
+_SEED = 23
+_TURNS = 2
+_MUCH_PER_S = 50.0
+"""More than these devices carry."""
+_PROMPT_TOKENS = 60.0
+"""Guessed, until requests were answered."""
+_QUESTIONS = ("What is the capital of France?", "Who wrote this song?", "Where is the sea?")
+_CHATS = (
+    "Tell me three things about the sea.",
+    "What is a lighthouse for?",
+    "Why is the sky blue?",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRequests:
+    """Requests in their order: the body of each, and the number of its class."""
+
+    bodies: tuple[dict[str, Any], ...]
+    classes: tuple[int, ...]
+    audio_s: float
+
+    def asks(self, url: str) -> list[Ask]:
+        """Return them as what loops ask."""
+        return [partial(ask_chat, url, body, n) for n, body in enumerate(self.bodies)]
+
+
+def make_requests(count: int) -> MixedRequests:
+    """Return so many requests of all classes, by their shares."""
+    spoken = speak_questions(_QUESTIONS)
+    pictures = [draw_circle(colour) for colour in ((220, 30, 30), (30, 30, 220), (30, 160, 30))]
+    look = {"type": "text", "text": "What do you see?"}
+    kinds = (
+        [chat_body(MODEL, text, TOKENS) for text in _CHATS],
+        [chat_body(MODEL, [picture_part(image), look], TOKENS) for image in pictures],
+        [spoken_body(MODEL, asked, TOKENS) for asked in spoken],
+    )
+    drawn = stream(_SEED, "plan_monolith").choice(len(CLASSES), size=count, p=[*CLASSES.values()])
+    classes = tuple(map(int, drawn))
+    bodies = tuple(kinds[kind][n % len(kinds[kind])] for n, kind in enumerate(classes))
+    return MixedRequests(bodies, classes, float(np.mean([asked.seconds for asked in spoken])))
+
+
+def _means(asked: MixedRequests, running: Sequence[RunningFleet] = ()) -> list[MeanRequest]:
+    """Return the mean request of each class: as it was answered, or as it is guessed."""
+    model = Catalog.default().model("smollm2-assistant")
+    images = Images(count=1, width_px=_PIXELS, height_px=_PIXELS)
+    pictured = RequestClass(name="image+text", share=1.0, images=images)
+    image_tokens = sum(media_tokens(model, pictured).values())
+    answers = [a for each in running for found in each.answers.values() for a in found]
+    means = []
+    for number, name in enumerate(CLASSES):
+        audio_s = asked.audio_s if "audio" in name else 0.0
+        image = (_IMAGE, image_tokens) if "image" in name else ("", 0.0)
+        own = [a for a in answers if asked.classes[a.question] == number]
+        if own:
+            means.append(MeanRequest.of(own, audio_s, *image))
+        else:
+            speech_s = 6.0 if "-> audio" in name else 0.0
+            sizes = (audio_s, _PROMPT_TOKENS, float(TOKENS), speech_s)
+            means.append(MeanRequest(*sizes, *image))
+    return means
+
+
+def _mixed(means: Sequence[MeanRequest]) -> dict[str, tuple[float, MeanRequest]]:
+    return {name: (share, mean) for (name, share), mean in zip(CLASSES.items(), means, strict=True)}
+
+
+async def _take_turns(
+    fleets: Sequence[RunningFleet], asked: MixedRequests, rate_per_s: float
+) -> None:
+    """Give all deployments the same requests at the same times, in turns."""
+    gaps = stream(_SEED, "plan_monolith", "arrivals").exponential(
+        1.0 / rate_per_s, len(asked.bodies)
+    )
+    for turn in range(_TURNS):
+        mine = range(turn, len(asked.bodies), _TURNS)
+        # Turns are as dense as the whole would be.
+        arrivals_s = [float(at_s) for at_s in np.cumsum(gaps[: len(mine)]) - gaps[0]]
+        for running in fleets if turn % 2 == 0 else fleets[::-1]:
+            asks = running_asks(running, asked, mine)
+            await running.turn(f"{LOAD:.0%}, turn {turn + 1}", open_loop(asks, arrivals_s))
+
+
+def running_asks(running: RunningFleet, asked: MixedRequests, numbers: Sequence[int]) -> list[Ask]:
+    """Return some of the requests for a deployment."""
+    asks = asked.asks(running.fleet.url)
+    return [asks[number] for number in numbers]
+
+
+def _describe(plan: Plan) -> str:
+    return ", ".join("+".join(instance.parts) for instance in plan.instances)
+
+
+def timed_served(*, one_sentence: bool = False) -> ServedParts:
+    """Return the parts that wait, and the tasks over them."""
+    eye, ear, scribe, mind, voice = (
+        f"{HERE}:Timed{name}" for name in ("Eye", "Ear", "Scribe", "Mind", "Voice")
+    )
+    return ServedParts(
+        parts={"vision": (eye,), "audio": (ear, scribe), "llm": (mind,), "speech": (voice,)},
+        settings={mind: {"one_sentence": one_sentence}},
+        tasks={name: TASKS[name] for name in ("chat", "transcriptions", "speech")},
+        options={
+            "see": eye,
+            "hear_encoder": ear,
+            "hear_decoder": scribe,
+            "think": mind,
+            "speak": voice,
+        },
+    )
+
+
+async def measure_timed() -> MeasuredCore:
+    """Measure the parts that wait: units a second, and the mind as a device that reads and computes."""
+    sound = {"audio": {"samples": np.zeros(2 * RATE_HZ, np.float32), "rate_hz": RATE_HZ}}
+    text = {"text": "word " * 8}
+    jobs: dict[str, tuple[str, float, TimedPart, dict[str, Any]]] = {
+        "vision": ("image", 1.0, TimedEye(), dict(TimedEye().example())),
+        "audio": ("audio_s", 2.0, TimedEar(), sound),
+        "speech": ("speech_s", 8 * WORD_SPOKEN_S, TimedVoice(), text),
+    }
+    rates = {}
+    for part, (unit, amount, component, inputs) in jobs.items():
+        began_s = time.perf_counter()
+        for _ in range(_RUNS):
+            await asyncio.to_thread(component.run, [inputs])
+        rates[part] = (unit, _RUNS * amount / (time.perf_counter() - began_s))
+    began_s, first_s, tokens = time.perf_counter(), 0.0, 0
+    question = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS}
+    async for _ in TimedMind().stream(question):
+        tokens += 1
+        first_s = first_s or time.perf_counter() - began_s
+    # The last is the end.
+    token_s = (time.perf_counter() - began_s - first_s) / (tokens - 2)
+    catalog = Catalog.default()
+    llm = catalog.model("smollm2-assistant").llm
+    speed = fit_core(llm, catalog.node("T4:1"), TokenPace(PROMPT_TOKENS, first_s, token_s))
+    return MeasuredCore(rates, {}, speed.bandwidth_gbs, speed.fp16_tflops)
+
+
+async def _measure(real: bool, one_sentence: bool) -> tuple[MeasuredCore, int, ServedParts]:
+    """Return what a device does, how many there are, and the parts."""
+    if not real:
+        return await measure_timed(), DEVICES, timed_served(one_sentence=one_sentence)
+    cores = usable_cores()
+    core = await asyncio.to_thread(measure_core, cores, _RUNS, ("vision", *PARTS))
+    rates = {part: rate for part, rate in core.rates.items() if part != "llm"}
+    return dataclasses.replace(core, rates=rates), len(cores), own_parts()
+
+
+async def compare(count: int, *, real: bool = False, one_sentence: bool = False) -> dict[str, Any]:
+    """Measure, plan, serve and simulate; return the figures."""
+    asked = make_requests(count)
+    core, devices, parts = await _measure(real, one_sentence)
+    mixed = _mixed(_means(asked))
+    most = await asyncio.to_thread(
+        make_plan, fleet_of(core, mixed, _MUCH_PER_S, devices), "monolith"
+    )
+    # What monoliths carry on all devices, as far as capacities tell.
+    carried_per_s = _MUCH_PER_S * most.served_fraction[MODEL]
+    guessed = fleet_of(core, mixed, carried_per_s, devices)
+    plans = {
+        "plan": await asyncio.to_thread(make_plan, guessed),
+        "monolith": await asyncio.to_thread(make_plan, guessed, "monolith"),
+    }
+    for name, plan in plans.items():
+        print(f"{name}: {_describe(plan)}", flush=True)
+    with ExitStack() as stack:
+        fleets: list[RunningFleet] = []
+        try:
+            for name, plan in plans.items():
+                running = stack.enter_context(fleet_on(name, planned(plan, parts), plan))
+                await running.fleet.start()
+                fleets.append(running)
+                await closed_loop(running_asks(running, asked, range(min(4, count))), 1)
+            full = f"{CLIENTS} clients"
+            for running in fleets:
+                await running.turn(full, closed_loop(asked.asks(running.fleet.url), CLIENTS))
+            rate_per_s = LOAD * fleets[0].figures(full)["per_s"]
+            await _take_turns(fleets, asked, rate_per_s)
+        finally:
+            for running in fleets:
+                await running.fleet.stop(5.0)
+    return _figures(core, asked, plans, fleets, rate_per_s, devices, real=real)
+
+
+def _figures(
+    core: MeasuredCore,
+    asked: MixedRequests,
+    plans: dict[str, Plan],
+    fleets: Sequence[RunningFleet],
+    rate_per_s: float,
+    devices: int,
+    *,
+    real: bool,
+) -> dict[str, Any]:
+    means = _means(asked, fleets)
+    served: dict[str, dict[str, float]] = {}
+    simulated: dict[str, dict[str, float]] = {}
+    errors: list[float] = []
+    heads = ("served/s", "simulated/s", "served p95 s", "simulated p95 s", "core had")
+    print("\n" + " " * 22 + "".join(f"{head:>17}" for head in heads))
+    for running in fleets:
+        for load in [name for name in running.answers if name.startswith(f"{LOAD:.0%}")]:
+            # Devices are nobody else's.
+            row, share = running.figures(load), running.core_share[load] if real else 1.0
+            fleet = fleet_of(core.at(share), _mixed(means), rate_per_s, devices)
+            said = simulate_answers(
+                fleet, plans[running.name], running.answers[load], means, asked.classes
+            )
+            title = f"{running.name}, {load}"
+            # As the simulator counts: from the first arrival to the last answer.
+            row["per_s"] = round(_by_makespan(running, load), 4)
+            served[title], simulated[title] = row, said
+            errors += [abs(said[key] / row[key] - 1.0) for key in ("per_s", "took_s_p95")]
+            cells = (row["per_s"], said["per_s"], row["took_s_p95"], said["took_s_p95"], share)
+            print(f"{title:<22}" + "".join(f"{cell:>17.3f}" for cell in cells))
+    full = f"{CLIENTS} clients"
+    most = {running.name: running.figures(full)["per_s"] for running in fleets}
+    p95 = {
+        name: float(
+            np.mean([row["took_s_p95"] for title, row in served.items() if title.startswith(name)])
+        )
+        for name in plans
+    }
+    return {
+        "plan_over_monolith_throughput": round(most["plan"] / most["monolith"], 3),
+        "plan_over_monolith_p95": round(p95["plan"] / p95["monolith"], 3),
+        "sim_vs_served_err": round(max(errors), 4),
+        "sim_vs_served_err_mean": round(float(np.mean(errors)), 4),
+        "carried_per_s": most,
+        "plans": {name: _describe(plan) for name, plan in plans.items()},
+        "served": served,
+        "simulated": simulated,
+        "means": [dataclasses.asdict(mean) for mean in means],
+        "core": dataclasses.asdict(core),
+    }
+
+
+def _by_makespan(running: RunningFleet, load: str) -> float:
+    answers = running.answers[load]
+    ends_s = max(answer.began_s + answer.took_s for answer in answers)
+    return len(answers) / (ends_s - min(answer.began_s for answer in answers))
+
+
+def main() -> None:
+    """Print what was measured, then one line of JSON."""
+    parser = argparse.ArgumentParser(description="A plan against the best monolith.")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_COUNT} requests")
+    parser.add_argument(
+        "--real", action="store_true", help="real parts on the cores of this machine"
+    )
+    parser.add_argument(
+        "--one-sentence", action="store_true", help="spoken when all of it is there, as simulated"
+    )
+    chosen = parser.parse_args()
+    count = QUICK_COUNT if chosen.quick else COUNT
+    found = asyncio.run(compare(count, real=chosen.real, one_sentence=chosen.one_sentence))
+    bars = {"sim_vs_served_err": 0.15}
+    figures = [
+        Figure(name, value, bars.get(name))
+        for name, value in found.items()
+        if isinstance(value, float)
+    ]
+    shown = {figure.name for figure in figures}
+    finish(figures, **{name: value for name, value in found.items() if name not in shown})
+
+
+if __name__ == "__main__":
+    main()
