@@ -248,7 +248,7 @@ def test_plans_that_were_passed_over_are_tried_whole(monkeypatch: pytest.MonkeyP
 def test_services_that_stay_as_they_are_are_not_simulated_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    problem = fleet({"see": SMALL, "look": SMALL})
+    problem = fleet({"see": SMALL, "look": {**SMALL, "share": False}})
     plan = solve(problem)
     prover = graph_promises._GraphProver(problem, PlanRequest())
     simulated: list[str] = []
@@ -367,8 +367,8 @@ def test_no_more_requests_keep_all_promises_than_each() -> None:
         plan, problem, problem.catalog(), first_seed=1, min_runs=1, max_runs=1, requests=400
     )
     classes = [
-        SimpleNamespace(kept={"ttft": 1.0}, kept_all=1.0, arrived=90),
-        SimpleNamespace(kept={"ttft": 1.0, "ahead": 0.5}, kept_all=0.5, arrived=10),
+        SimpleNamespace(service="see", kept={"ttft": 1.0}, kept_all=1.0, arrived=90),
+        SimpleNamespace(service="see", kept={"ttft": 1.0, "ahead": 0.5}, kept_all=0.5, arrived=10),
     ]
     result = SimpleNamespace(classes=classes, executors=[], judge_classes=lambda _service: ())
     shares = graph_kept._shares(result, problem.services[0])  # type: ignore[arg-type]
