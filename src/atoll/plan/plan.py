@@ -178,7 +178,7 @@ class SimulatedCapacity(Frozen):
     seeds: tuple[int, ...] = Field(min_length=1)
 
 
-class PartSeconds(NamedTuple):
+class PartWork(NamedTuple):
     """Seconds of an executor that a request of a class takes for one of its parts."""
 
     klass: str
@@ -196,7 +196,7 @@ class Guest(Frozen):
     service: Name
     per_s: NotNegative
     share: Share = 0.0
-    work: tuple[PartSeconds, ...] = ()
+    work: tuple[PartWork, ...] = ()
 
 
 class Instance(Frozen):
@@ -228,7 +228,7 @@ class Instance(Frozen):
     engine: Name | None = None
     slots: int | None = Field(default=None, ge=1)
     simulated: SimulatedCapacity | None = None
-    work: tuple[PartSeconds, ...] = ()
+    work: tuple[PartWork, ...] = ()
     guests: tuple[Guest, ...] = ()
 
     @model_serializer(mode="wrap")
@@ -268,7 +268,7 @@ class Instance(Frozen):
             return 1.0 / len(self.services)
         return shares.get(service, max(0.0, 1.0 - sum(shares.values())))
 
-    def work_of(self, service: str) -> tuple[PartSeconds, ...]:
+    def work_of(self, service: str) -> tuple[PartWork, ...]:
         """Return what requests of one of its services take of an executor."""
         others = {guest.service: guest.work for guest in self.guests}
         return self.work if service == self.service else others.get(service, ())

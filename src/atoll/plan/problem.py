@@ -492,7 +492,7 @@ class Settings(Frozen):
         """The routers that a placement has to be good with: one, or all where it is not known."""
         if self.router is not None:
             return (self.router,)
-        return ("atoll",) if self.engine == "atoll" else ("atoll", "plain")
+        return ("atoll",) if find_engine(self.engine).staged else ("atoll", "plain")
 
     @property
     def stages(self) -> int:

@@ -21,15 +21,15 @@ from atoll.control.decision.executor_capacity import ClassNeed, ExecutorKind, mo
 from atoll.control.decision.forecast import forecast_classes
 from atoll.control.decision.route_weights import spread_paths
 from atoll.plan.files.fleet_file import parse_fleet
-from atoll.plan.plan import Instance, PartSeconds, Plan, RequestPath, RequestStep
+from atoll.plan.plan import Instance, PartWork, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem
 from tests.cli.graphs import SMALL
 from tests.control.world import POLICY, Loop, World
 
 FLEET = parse_fleet(SMALL.replace("available: 6", "available: 60"))
 SECONDS = {
-    "vision": (PartSeconds("image+text", "vision", 0.4),),
-    "llm": (PartSeconds("image+text", "llm", 0.2), PartSeconds("text", "llm", 0.1)),
+    "vision": (PartWork("image+text", "vision", 0.4),),
+    "llm": (PartWork("image+text", "llm", 0.2), PartWork("text", "llm", 0.1)),
 }
 
 

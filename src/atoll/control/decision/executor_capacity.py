@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from atoll.plan.plan import Instance, PartSeconds
+from atoll.plan.plan import Instance, PartWork
 
 _ENDS = (".prefill", ".decode")
 
@@ -37,7 +37,7 @@ class ExecutorKind(NamedTuple):
     """
 
     parts: tuple[str, ...]
-    work: tuple[PartSeconds, ...]
+    work: tuple[PartWork, ...]
     per_s: float
 
 
@@ -49,7 +49,7 @@ def kind_of(instance: Instance, service: str) -> ExecutorKind:
     """
     part = instance.part_of(service)
     work = tuple(
-        PartSeconds(klass, name, seconds / part if part < 1.0 else seconds)
+        PartWork(klass, name, seconds / part if part < 1.0 else seconds)
         for klass, name, seconds in instance.work_of(service)
         if part > 0.0
     )
@@ -128,14 +128,14 @@ def _solve(needs: tuple[ClassNeed, ...], stand: tuple[tuple[ExecutorKind, int], 
     return BestFlows(max(0.0, -found.objective), tuple(flows))
 
 
-def _list_seconds(kind: ExecutorKind, needs: Iterable[ClassNeed]) -> list[PartSeconds]:
+def _list_seconds(kind: ExecutorKind, needs: Iterable[ClassNeed]) -> list[PartWork]:
     """Return what classes that are asked for take of an executor, by part."""
     if kind.work:
         asked = {need.klass for need in needs}
         return [one for one in kind.work if one.klass in asked]
     # Passed are so many requests/s, whatever they take.
     return [
-        PartSeconds(need.klass, part, 1.0)
+        PartWork(need.klass, part, 1.0)
         for need in needs
         for part in kind.parts
         if part.partition(".")[0] in need.components

@@ -10,7 +10,7 @@ rates is simulated at several loads of each class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,6 @@ from atoll.core.errors import InfeasibleError
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
-    from atoll.control.virtual.fluid_calibration import Say
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem, Service
     from atoll.sim.tasks.task_result import TaskResult
@@ -64,7 +63,7 @@ def calibrate_executors(
     catalog: Catalog,
     *,
     seed: int = 0,
-    say: Say = lambda _text: None,
+    say: Callable[[str], None] = lambda _text: None,
 ) -> CalibratedService:
     """Return what a virtual world of an any-to-any service needs; see the module's text."""
     alone = problem.replace(services=(service,), running=())
@@ -91,7 +90,7 @@ def calibrate_executors(
     return CalibratedService(known, _find_curves(alone, known, catalog, seed))
 
 
-def _find_executors(alone: Problem, service: Service, say: Say) -> KnownExecutors:
+def _find_executors(alone: Problem, service: Service, say: Callable[[str], None]) -> KnownExecutors:
     """Return the executors that plans have for the service's mix, and with more of each class."""
     from atoll.prove.graph_promises import size_executors
     from atoll.solve.effort import Effort

@@ -52,7 +52,7 @@ async def dial(client: TunnelClient, sid: str) -> tuple[asyncio.StreamReader, as
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
-class _Answer:
+class _StreamReceiver:
     """Receiver of the answer to a call: its end is a future, and what comes goes to `take`."""
 
     def __init__(self, future: asyncio.Future[None], take: Callable[[bytes], None] | None) -> None:
@@ -85,7 +85,7 @@ class _Answer:
             self._future.set_exception(error)
 
 
-class _Downlink(_Answer):
+class _Downlink(_StreamReceiver):
     """Receiver of all that the other end sends."""
 
     def __init__(self, transport: _TunnelTransport) -> None:
@@ -199,7 +199,9 @@ class _TunnelTransport(asyncio.Transport):
             while self._unsent and not self._over:
                 piece = bytes(self._unsent[:_WRITE_BYTES])
                 answered: asyncio.Future[None] = self._loop.create_future()
-                self._client.call(self._sid, self._request(_WRITE, piece), _Answer(answered, None))
+                self._client.call(
+                    self._sid, self._request(_WRITE, piece), _StreamReceiver(answered, None)
+                )
                 await answered
                 del self._unsent[: len(piece)]
                 if self._waiting and len(self._unsent) <= _HIGH_BYTES // 2:

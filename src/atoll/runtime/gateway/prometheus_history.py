@@ -36,11 +36,11 @@ class _Data(msgspec.Struct):
     result: list[_Curve]
 
 
-class _Answer(msgspec.Struct):
+class _QueryResult(msgspec.Struct):
     data: _Data
 
 
-_DECODER = msgspec.json.Decoder(_Answer)
+_DECODER = msgspec.json.Decoder(_QueryResult)
 
 
 class PrometheusHistory:

@@ -21,7 +21,7 @@ from atoll.plan.plan import (
     Market,
     Node,
     OfferKey,
-    PartSeconds,
+    PartWork,
     Plan,
     RequestPath,
     RequestStep,
@@ -397,11 +397,11 @@ def _with_work(problem: Problem, catalog: Catalog, effort: Effort, instance: Ins
     """The executor with the seconds that requests take of it, as slow as it was planned to be."""
     parts, kind = instance.role_id.component, instance.nodes[0].kind
     slowed = effort.slowdown_of(name_services(instance.services), parts, kind)
-    told: dict[str, tuple[PartSeconds, ...]] = {}
+    told: dict[str, tuple[PartWork, ...]] = {}
     for name in instance.services:
         work = node_work(problem, catalog, problem.service(name), instance)
         found = {} if work is None else work.seconds
-        told[name] = tuple(PartSeconds(*key, slowed * found[key]) for key in sorted(found))
+        told[name] = tuple(PartWork(*key, slowed * found[key]) for key in sorted(found))
     guests = tuple(
         guest.model_copy(update={"work": told[guest.service]}) for guest in instance.guests
     )

@@ -45,7 +45,7 @@ class Refined:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlacementRun:
     """A measurement: of a placement with the flow that a split makes of it."""
 
     value: Measured
@@ -77,7 +77,7 @@ def refine(
     it early; the first candidate is measured however little time there is.
     """
     keys: set[bytes] = set()
-    runs: list[Run] = []
+    runs: list[PlacementRun] = []
 
     def is_over() -> bool:
         return len(runs) >= max_runs or deadline.is_over()
@@ -90,7 +90,7 @@ def refine(
             keys.add(_key(placement))
             flows = split(instance, placement)
             value = measure(placement, flows) if flows.value > 0 else Measured(0.0, 0.0)
-            runs.append(Run(value, placement, flows, split))
+            runs.append(PlacementRun(value, placement, flows, split))
 
     look(candidates[0], splits[:1])
     first = runs[0].value
@@ -122,10 +122,10 @@ def refine(
     return Refined(best.placement, best.flows, best.value, first, len(runs))
 
 
-def _leaders(runs: Sequence[Run], floor: float) -> list[Run]:
+def _leaders(runs: Sequence[PlacementRun], floor: float) -> list[PlacementRun]:
     """The best few measurements, one of each placement."""
     ranked = sorted(runs, key=lambda run: run.rank(floor), reverse=True)
-    best: dict[bytes, Run] = {}
+    best: dict[bytes, PlacementRun] = {}
     for run in ranked:
         best.setdefault(_key(run.placement), run)
     return list(best.values())[:_CLIMBING]

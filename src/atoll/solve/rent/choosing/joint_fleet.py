@@ -51,7 +51,7 @@ _HALVINGS = 12
 
 
 @dataclass(frozen=True)
-class _Query:
+class _QueryType:
     """A query type: requests/s of a service or choice that these ways, by number, may answer."""
 
     name: str
@@ -62,7 +62,7 @@ class _Query:
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _MinMachines:
     """The fewest machines of an offer that serve a way, and requests/s that they carry."""
 
     offer: int
@@ -193,18 +193,20 @@ class JointFleet:
                 taken.append((replica, math.ceil(share - _ROUNDING)))
         return taken
 
-    def _share(self, replica: HomogeneousReplica, number: int, unit: _Unit, rate: float) -> float:
+    def _share(
+        self, replica: HomogeneousReplica, number: int, unit: _MinMachines, rate: float
+    ) -> float:
         service = self.problem.service_of(replica.role)
         each = self.problem.demand(replica.role) / service.demand_per_s
         return min(number * math.ceil(rate / unit.per_s), rate * each / replica.throughput)
 
 
-def _queries(problem: Problem) -> list[_Query]:
+def _queries(problem: Problem) -> list[_QueryType]:
     """What is asked for: services that answer no choice, choices, and least shares of models."""
     number = {service.name: m for m, service in enumerate(problem.services)}
     users = Counter(name for names in problem.variants.values() for name in names)
     queries = [
-        _Query(s.name, s.demand_per_s, {number[s.name]: 0.0}, 1.0, s.priority)
+        _QueryType(s.name, s.demand_per_s, {number[s.name]: 0.0}, 1.0, s.priority)
         for s in problem.services
         if s.name not in users
     ]
@@ -218,29 +220,29 @@ def _queries(problem: Problem) -> list[_Query]:
             if share <= 0.0 or not some:
                 continue
             rate = first.demand_per_s * share
-            queries.append(_Query(choice.name, rate, some, 1.0, first.priority))
+            queries.append(_QueryType(choice.name, rate, some, 1.0, first.priority))
             left, error_left = left - share, error_left - share * max(some.values())
         if left > _ROUNDING:
             most = max(0.0, error_left / left)
             rate = first.demand_per_s * left
-            queries.append(_Query(choice.name, rate, errors, min(1.0, most), first.priority))
+            queries.append(_QueryType(choice.name, rate, errors, min(1.0, most), first.priority))
     return [query for query in queries if query.rate > 0.0]
 
 
-def _units(problem: Problem, libraries: Libraries) -> dict[tuple[int, int], _Unit]:
+def _units(problem: Problem, libraries: Libraries) -> dict[tuple[int, int], _MinMachines]:
     """The cheapest unit per request of each way on each offer that has the machines for it."""
     every = replicas(problem, libraries, 1)
-    found: dict[tuple[int, int], list[_Unit]] = {}
+    found: dict[tuple[int, int], list[_MinMachines]] = {}
     for m, service in enumerate(problem.services):
         for role in service.roles:
             if role.phase is Phase.BOTH:
                 for one in every[str(role)]:
-                    unit = _Unit(one.offer, one.throughput, ((one, 1),))
+                    unit = _MinMachines(one.offer, one.throughput, ((one, 1),))
                     found.setdefault((m, one.offer), []).append(unit)
     for pair in combinations(problem, every):
         if pair.prefill.offer == pair.decode.offer:
             both = ((pair.prefill, 1), (pair.decode, pair.decodes))
-            unit = _Unit(pair.prefill.offer, pair.requests, both)
+            unit = _MinMachines(pair.prefill.offer, pair.requests, both)
             found.setdefault((pair.service, unit.offer), []).append(unit)
     enough = {
         key: [unit for unit in units if unit.machines <= problem.offers[key[1]].available]
