@@ -223,5 +223,5 @@ def talker_alone_s(problem: Problem, catalog: Catalog) -> dict[str, float]:
     built = build_program(problem, catalog, Effort(), None)
     for executor, origin in zip(built.program.executors, built.origins, strict=True):
         if origin.parts == OMNI_PARTS and origin.kind == "A100-80:1":
-            return {k: s for (k, part), s in executor.latency_s.items() if part == TALKER}
+            return {k: s for (_, k, part), s in executor.latency_s.items() if part == TALKER}
     raise RuntimeError("the whole model does not fit a GPU")

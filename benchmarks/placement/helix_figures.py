@@ -355,11 +355,13 @@ def _atoll(case: Case, data: Path, values: dict[str, float], *, seconds: float) 
         _line(case.name, f"atoll, {router} offline", found)
         # Helix scales arrivals to a share of what a method carries offline.
         more = part.arrives * max(1.0, ratio)
-        for rate in sorted({part.arrives, more}):
-            ran = online(data, problem, plan, case.model, rate, router=router)
-            _line(case.name, f"atoll, {router} at {rate:.0f}", ran)
-            if rate == part.arrives:
-                same = ran
+        at = {
+            rate: online(data, problem, plan, case.model, rate, router=router)
+            for rate in sorted({part.arrives, more})
+        }
+        for rate, run in at.items():
+            _line(case.name, f"atoll, {router} at {rate:.0f}", run)
+        same, ran = at[part.arrives], at[more]
         name = f"atoll_{router}_vs_helix_{case.name}"
         gained = ran.tokens_per_s / values[f"{case.name}_helix_online"]
         figures += [

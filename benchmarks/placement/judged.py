@@ -88,7 +88,8 @@ class Judge:
     def begin_s(self, ranges: Mapping[int, Range]) -> float:
         """When Helix's clock begins to count: whole seconds that loading takes, and one."""
         most = max(end - start for start, end in ranges.values())
-        return math.ceil(most * self.card["layer_param_bytes"] / _LOADED_BYTES_PER_S) + 1.0
+        loaded_s = math.ceil(most * float(self.card["layer_param_bytes"]) / _LOADED_BYTES_PER_S)
+        return loaded_s + 1.0
 
     def ways(self, ranges: Mapping[int, Range]) -> list[Ends]:
         """All links of the cluster that a placement can use, without partial inference."""
@@ -119,7 +120,9 @@ class Judge:
         flows: dict[Ends, float] = {}
         ends = {SOURCE: -1, SINK: -2}
         for instance in plan.instances:
-            number = ends | {node.id: int(node.host.rsplit("-", 1)[1]) for node in instance.nodes}
+            number = ends | {
+                node.id: int(str(node.host).rsplit("-", 1)[1]) for node in instance.nodes
+            }
             ranges |= {number[node.id]: (node.start, node.end) for node in instance.nodes}
             for flow in instance.flows:
                 pair = (number[flow.src], number[flow.dst])

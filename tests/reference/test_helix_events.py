@@ -80,7 +80,7 @@ def test_requests_are_shared_by_flow() -> None:
     cluster = placed([(0, 1), (0, 1)], ways)
     cluster.prompt_s[1, 1:] = 5.0
     # Far apart, so that each takes its own time: which node it was shows in that.
-    work = Work(np.arange(12) * 20.0, np.full(12, 10), np.full(12, 1))
+    work = Work(np.arange(12, dtype=np.float64) * 20.0, np.full(12, 10), np.full(12, 1))
     for router in (IWRR, OURS):
         found = run(cluster, work, router=router, online=True, from_s=0.0, until_s=1000.0)
         assert int((found.prompt_s > 5.0).sum()) == 3

@@ -224,7 +224,7 @@ def format_duration(seconds: float) -> str:
 def format_elapsed(seconds: float) -> str:
     """Write how long something has lasted, in whole seconds and at most two units: "5min 53s", "2d 3h"."""
     left = max(0, round(seconds))
-    counts = []
+    counts: list[tuple[int, str]] = []
     for unit in ("d", "h", "min", "s"):
         number, left = divmod(left, round(_DURATION[unit]))
         # What is less than the second unit says nothing any more: nobody wants the seconds of days.

@@ -252,7 +252,7 @@ def test_more_budget_never_serves_less(seed: int, part: float, factor: float) ->
 def test_what_nobody_asks_for_costs_nothing(seed: int) -> None:
     program = make_case(seed)
     idle = ClassDemand("s", "idle", 0.0, (("a", "never"),))
-    extra = ExecutorType("s", ("never",), program.executors[0].uses, {("x", "never"): 1.0}, {})
+    extra = ExecutorType("s", ("never",), program.executors[0].uses, {("s", "x", "never"): 1.0}, {})
     more = replace(
         program,
         classes=(*program.classes, idle),
