@@ -10,9 +10,8 @@ The parts are measured first, the language model by how fast a device reads and 
 depends on how many answers it writes at once. `Fleet.plan` decides with that, and so does its solver
 `monolith`, which puts all parts on every executor it rents. Both deployments stand at the same time and take
 turns. What each carries is found by clients that ask again at once; then both get the same requests at the
-same times, at 70 % of what the plan carries, and the simulator gets those very requests. It has a voice
-begin when all of a text is there, where served ones begin with its first sentence: `--one-sentence` leaves
-that out.
+same times, at 70 % of what the plan carries, and the simulator gets those very requests. With
+`--one-sentence` a voice waits for the whole answer.
 """
 
 from __future__ import annotations
@@ -67,6 +66,7 @@ from benchmarks.any_to_any.timed_parts import (
     PROMPT_TOKENS,
     RATE_HZ,
     WORD_SPOKEN_S,
+    WORDS_PER_SENTENCE,
     TimedEar,
     TimedEye,
     TimedMind,
@@ -101,18 +101,22 @@ _CHATS = (
 
 @dataclass(frozen=True, slots=True)
 class MixedRequests:
-    """Requests in their order: the body of each, and the number of its class."""
+    """Requests in their order: the body of each, and the number of its class.
+
+    Sentences of answers have `sentence_tokens`, usual ones where that is 0.
+    """
 
     bodies: tuple[dict[str, Any], ...]
     classes: tuple[int, ...]
     audio_s: float
+    sentence_tokens: float
 
     def asks(self, url: str) -> list[Ask]:
         """Return them as what loops ask."""
         return [partial(ask_chat, url, body, n) for n, body in enumerate(self.bodies)]
 
 
-def make_requests(count: int) -> MixedRequests:
+def make_requests(count: int, sentence_tokens: float = 0.0) -> MixedRequests:
     """Return so many requests of all classes, by their shares."""
     spoken = speak_questions(_QUESTIONS)
     pictures = [draw_circle(colour) for colour in ((220, 30, 30), (30, 30, 220), (30, 160, 30))]
@@ -125,7 +129,8 @@ def make_requests(count: int) -> MixedRequests:
     drawn = stream(_SEED, "plan_monolith").choice(len(CLASSES), size=count, p=[*CLASSES.values()])
     classes = tuple(map(int, drawn))
     bodies = tuple(kinds[kind][n % len(kinds[kind])] for n, kind in enumerate(classes))
-    return MixedRequests(bodies, classes, float(np.mean([asked.seconds for asked in spoken])))
+    audio_s = float(np.mean([asked.seconds for asked in spoken]))
+    return MixedRequests(bodies, classes, audio_s, sentence_tokens)
 
 
 def _means(asked: MixedRequests, running: Sequence[RunningFleet] = ()) -> list[MeanRequest]:
@@ -146,7 +151,7 @@ def _means(asked: MixedRequests, running: Sequence[RunningFleet] = ()) -> list[M
             speech_s = 6.0 if "-> audio" in name else 0.0
             sizes = (audio_s, _PROMPT_TOKENS, float(TOKENS), speech_s)
             means.append(MeanRequest(*sizes, *image))
-    return means
+    return [dataclasses.replace(mean, sentence_tokens=asked.sentence_tokens) for mean in means]
 
 
 def _mixed(means: Sequence[MeanRequest]) -> dict[str, tuple[float, MeanRequest]]:
@@ -238,7 +243,7 @@ async def _measure(real: bool, one_sentence: bool) -> tuple[MeasuredCore, int, S
 
 async def compare(count: int, *, real: bool = False, one_sentence: bool = False) -> dict[str, Any]:
     """Measure, plan, serve and simulate; return the figures."""
-    asked = make_requests(count)
+    asked = make_requests(count, 0 if real else TOKENS if one_sentence else WORDS_PER_SENTENCE)
     core, devices, parts = await _measure(real, one_sentence)
     mixed = _mixed(_means(asked))
     most = await asyncio.to_thread(

@@ -43,6 +43,7 @@ class MeanRequest:
     """What requests bring and want in the mean: seconds, tokens of the whole prompt and of the answer.
 
     image: what is said of their picture in a fleet file, "" where they bring none; it is `image_tokens` long.
+    A sentence of the answer has `sentence_tokens`, usual ones where that is 0.
     """
 
     audio_s: float
@@ -51,6 +52,7 @@ class MeanRequest:
     speech_s: float
     image: str = ""
     image_tokens: float = 0.0
+    sentence_tokens: float = 0.0
 
     @classmethod
     def of(
@@ -85,6 +87,8 @@ class MeanRequest:
         media = [f"audio: {self.audio_s:.2f}s"] if self.audio_s else []
         media += [f"images: {self.image}"] if self.image else []
         media += [f"speech: {self.speech_s:.2f}s"] if self.speech_s else []
+        if self.speech_s and self.sentence_tokens:
+            media.append(f"sentence: {self.sentence_tokens:.0f}")
         sizes = f"input: {self.text_tokens:.0f}, output: {self.answer_tokens:.0f}"
         return ", ".join((f"share: {100 * share:.6g}%", sizes, *media))
 

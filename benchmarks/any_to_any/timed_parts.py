@@ -36,6 +36,7 @@ PROMPT_TOKENS = 40
 IMAGE_TOKENS = 49
 _WIDTH = 576
 _WORDS = ("sea ", "tide ", "ship. ")
+WORDS_PER_SENTENCE = len(_WORDS)
 
 
 class _Device:

@@ -190,7 +190,7 @@ class GeneratorSpec:
     through the layers each, where requests do not say how many. `dual_stream` has weights of its own for
     text beside those for the picture. `conv_flops` are operations of convolutions for a pixel, or for a
     second of speech. A frame's further codebooks, where there are any, come from `predictor_layers`, run
-    once for each.
+    once for each. A vocoder that speaks what an llm writes may do so `by_sentence`: it begins with the first.
     """
 
     kind: GeneratorKind
@@ -209,6 +209,7 @@ class GeneratorSpec:
     codebooks: int | None = None
     codebook_size: int | None = None
     frames_per_second: float | None = None
+    by_sentence: bool = False
     steps: int | None = None
     passes: int | None = None
     dual_stream: bool = False

@@ -66,10 +66,11 @@ class RequestClass(Frozen):
 
     `share` is its share of the service's requests. `input_tokens` and `output_tokens` are text alone, means,
     with `input_cv` and `output_cv` the standard deviations over them; tokens of media come on top. `audio_s`
-    are seconds of sound that a request brings, `speech_s` those that it wants. Promises, None where there is
-    none: `ttft_s` seconds until the first text, `tpot_s` per further token, `ahead_s` by how much speech is
-    complete before a listener who starts with its first second needs its last, `image_s` until the image.
-    `attainment` is the share of its requests that must keep them all, None where it is the service's.
+    are seconds of sound that a request brings, `speech_s` those that it wants. A sentence of the answer has
+    `sentence_tokens`, usual ones where it is None: some voices begin with the first. Promises, None where
+    there is none: `ttft_s` seconds until the first text, `tpot_s` per further token, `ahead_s` by how much
+    speech is complete before a listener who starts with its first second needs its last, `image_s` until the
+    image. `attainment` is the share of its requests that must keep them all, None where it is the service's.
     """
 
     name: str = Field(min_length=1, max_length=_LONGEST)
@@ -82,6 +83,7 @@ class RequestClass(Frozen):
     video: Video | None = None
     audio_s: Seconds | None = None
     speech_s: Seconds | None = None
+    sentence_tokens: Tokens | None = None
     image_output: ImageOutput | None = None
     ttft_s: Seconds | None = None
     tpot_s: Seconds | None = None
@@ -90,7 +92,7 @@ class RequestClass(Frozen):
     attainment: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     # Older problems keep their hash.
-    _without_blanks = without_blanks("attainment")
+    _without_blanks = without_blanks("attainment", "sentence_tokens")
 
     @property
     def text_mix(self) -> LengthMix:

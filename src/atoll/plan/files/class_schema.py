@@ -103,6 +103,10 @@ class RequestClassSpec(Frozen):
     video: VideoSpec | None = Field(default=None, description="A video it brings.")
     audio: Spoken | None = Field(default=None, description="Sound it brings, such as 10s.")
     speech: Spoken | None = Field(default=None, description="Speech it wants, such as 10s.")
+    sentence: Tokens | None = Field(
+        default=None,
+        description="Mean length of a sentence that is spoken, in tokens: some voices begin with the first.",
+    )
     image: ImageSpec | None = Field(default=None, description="Images it wants.")
     ttft: FirstToken | None = Field(
         default=None, description="Promised time to the first text; the service's if left out."

@@ -62,6 +62,8 @@ from atoll.workload.classes import RequestClass
 
 CHUNK_S = 6.0
 """Seconds of speech that are rendered at a time, as their codes come."""
+SENTENCE_TOKENS = 20.0
+"""A spoken sentence where a class does not say how long they are: about fifteen words."""
 _MAX_WARM_UP = 0.5
 """Share of a run that may be left out of its figures, and is not reached."""
 
@@ -336,9 +338,26 @@ def _speaker(model: ModelSpec, part: str) -> GeneratorSpec | None:
 def _pieces(model: ModelSpec, part: str, klass: RequestClass) -> float:
     """In how many pieces a request of a class comes to a part: speech in some seconds at a time."""
     speaker = _speaker(model, part)
-    if speaker is None or klass.speech_s is None:
+    if klass.speech_s is None:
         return 1.0
+    if speaker is None:
+        return max(1.0, klass.output_tokens / _sentence(klass)) if _reads(model, part) else 1.0
     return max(1.0, speech_codes(speaker, klass) / _chunk_tokens(speaker))
+
+
+def _reads(model: ModelSpec, part: str) -> bool:
+    """Whether a part begins to speak an llm's text with its first sentence."""
+    name = component_of(part)
+    spec = model.components[name]
+    return (
+        isinstance(spec, GeneratorSpec)
+        and spec.by_sentence
+        and any(each.kind is ComponentKind.LLM for each in model.graph.predecessors(name))
+    )
+
+
+def _sentence(klass: RequestClass) -> int:
+    return max(1, round(klass.sentence_tokens or SENTENCE_TOKENS))
 
 
 def _chunk_tokens(speaker: GeneratorSpec) -> int:
@@ -379,7 +398,7 @@ def _class(
         rate,
         needs={part: _need(model, part, klass, rounds[part]) for part in parts},
         edges=tuple(
-            _edge(model, first, second, amount)
+            _edge(model, klass, first, second, amount)
             for (first, second), amount in sorted(size.items())
             if first in parts and second in parts
         ),
@@ -408,11 +427,14 @@ def _need(model: ModelSpec, part: str, klass: RequestClass, rounds: int) -> Part
     return PartNeed(steps=1 if _speaker(model, part) else rounds)
 
 
-def _edge(model: ModelSpec, first: str, second: str, size: float) -> PartEdge:
-    """Data that goes from part to part; codes become sound as they come."""
+def _edge(model: ModelSpec, klass: RequestClass, first: str, second: str, size: float) -> PartEdge:
+    """Data that goes from part to part; codes become sound as they come, and text sentence by sentence."""
     spec = model.components[component_of(first)]
+    writes = _is_llm(model, first) and not first.endswith(PREFILL)
+    chunk = _sentence(klass) if writes and _reads(model, second) else None
     if isinstance(spec, GeneratorSpec) and spec.kind == "autoregressive":
         chunk = _chunk_tokens(spec)
+    if chunk is not None:
         return PartEdge(first, second, Amount(fixed=size), chunk_tokens=chunk, streamed=True)
     return PartEdge(first, second, Amount(fixed=size))
 

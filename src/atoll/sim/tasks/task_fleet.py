@@ -401,25 +401,23 @@ class TaskFleet:
                         )
 
     def _check_edges(self, klass: ClassSpec) -> None:
-        streams_out: list[str] = []
-        streams_in: list[str] = []
         for edge in klass.edges:
             for end in (edge.src, edge.dst):
                 if end not in klass.needs:
                     raise UnknownNameError("part", end, klass.needs, field="edges")
             if not edge.chunk_tokens:
                 continue
-            streams_in.append(edge.dst)
             for executor in self.candidates(klass, edge.src):
                 model = executor.parts[edge.src]
                 if not isinstance(model, TokenPart) or model.phase == "prefill":
                     raise InputError(f"{edge.src} makes no tokens to cut", field="edges")
-            if edge.streamed:
-                streams_out.append(edge.src)
-                if self.part_type(klass.service, edge.dst) is DiffusionPart:
-                    raise InputError(f"{edge.dst} cannot begin with a piece", field="edges")
-        _unique(f"streams of '{klass.name}' from", streams_out)
-        _unique(f"chunks of '{klass.name}' for", streams_in)
+            if edge.streamed and self.part_type(klass.service, edge.dst) is DiffusionPart:
+                raise InputError(f"{edge.dst} cannot begin with a piece", field="edges")
+        # An llm's phases are one part or two, but not in one path.
+        for path in self.paths_of(klass):
+            used = [e for e in klass.edges if {e.src, e.dst} <= set(path.parts)]
+            _unique(f"streams of '{klass.name}' from", [e.src for e in used if e.streamed])
+            _unique(f"chunks of '{klass.name}' for", [e.dst for e in used if e.chunk_tokens])
         left = dict.fromkeys(klass.needs)
         while left:
             free = [p for p in left if not any(e.dst == p and e.src in left for e in klass.edges)]
