@@ -215,7 +215,13 @@ def forecast(
 def forecast_classes(
     traffic: TrafficSeen, state: ForecastState, time_s: float, policy: ControlPolicy
 ) -> tuple[dict[str, float], ForecastState]:
-    """Return the rate to plan for of each class in requests/s, each forecast by itself, and the state."""
+    """Return the rate to plan for of each class in requests/s, each forecast by itself, and the state.
+
+    Every class has its own executors to fall short of: all of n classes stay below their forecasts as often
+    as one does below its own where each is planned for at the n-th root of the quantile.
+    """
+    joint = policy.quantile ** (1.0 / max(1, len(traffic.classes)))
+    policy = policy.model_copy(update={"quantile": joint})
     states = {one.service: one for one in state.classes}
     rates: dict[str, float] = {}
     for seen in traffic.classes:
