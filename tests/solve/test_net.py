@@ -13,8 +13,8 @@ from atoll.core.errors import AtollError, InfeasibleError, InternalError, UsageE
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service
 from atoll.plan.validate.violation import InvalidPlanError, violation
-from atoll.solve import family as families
 from atoll.solve import comparison, registry
+from atoll.solve import family as families
 from atoll.solve.comparison import Compared, compare_solvers
 from atoll.solve.effort import Effort, parse_work
 from atoll.solve.family import SolverFamily
