@@ -409,7 +409,7 @@ def test_a_simulation_is_handed_over_whole(
     monkeypatch.setattr(Fleet, "load", load)
     args = ("--simulate", "trace.csv", "--days", "7", "--prices", "p.csv", "--seed", "3")
     shown = run(capsys, "operate", "lab.yaml", *args, "--failures", "f", "--json")
-    options = {"days": 7.0, "prices": "p.csv", "failures": "f", "seed": 3}
+    options = {"days": 7.0, "prices": "p.csv", "failures": "f", "mix": None, "seed": 3}
     assert seen == ["lab.yaml", "trace.csv", options]
     assert json.loads(shown) == ["a row"]
 

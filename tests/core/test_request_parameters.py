@@ -112,7 +112,7 @@ found["graph"] = fields.sampling()["toy"]
 found["task"] = module.TASK_DEFAULTS["toy"]
 asked = read_chat({"messages": said, "toy": 5})
 found["component"] = asked.toy
-found["executor"] = OpenAiChat("http://a/v1", "m")._common(asked)["toy"]
+found["executor"] = OpenAiChat("http://a/v1", "m")._ask(asked).body["toy"]
 found["engine"] = module.SamplingParams(**module.engine_values(asked)).toy
 json.dump(found, sys.stdout)
 """

@@ -13,8 +13,8 @@ from atoll.core.errors import AtollError, InfeasibleError, InternalError, UsageE
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service
 from atoll.plan.validate.violation import InvalidPlanError, violation
+from atoll.solve import comparison, registry
 from atoll.solve import family as families
-from atoll.solve import registry
 from atoll.solve.comparison import Compared, compare_solvers
 from atoll.solve.effort import Effort, parse_work
 from atoll.solve.family import SolverFamily
@@ -71,7 +71,7 @@ class World:
             failure="{name} has none",
             hint="try",
         )
-        for module in (families, registry):
+        for module in (families, registry, comparison):
             monkeypatch.setattr(module, "family_of", lambda _problem: family)
         monkeypatch.setattr(registry, "check_solver", lambda *_: None)
         monkeypatch.setattr("atoll.plan.validate.check.check", _check)

@@ -105,7 +105,11 @@ EXTRAS: tuple[Extra, ...] = (
     ),
     Extra("llamacpp", ("xllamacpp",), "running GGUF models with llama.cpp"),
     Extra("plots", ("matplotlib",), "figures as image files"),
-    Extra("reference", ("scipy", "ortools", "gurobipy"), "checking plans against other solvers"),
+    Extra(
+        "reference",
+        ("scipy", "ortools", "gurobipy", "networkx"),
+        "checking plans against other solvers",
+    ),
 )
 
 

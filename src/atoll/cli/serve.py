@@ -64,11 +64,6 @@ def serve(options: ServeSettings) -> None:
     source = options.plan if plan is None else options.fleet
     if plan is not None and source is None:
         source = find_fleet_file(plan, options.plan)
-        terminal.note(
-            f"it promises what {source} says"
-            if source is not None
-            else "it promises nothing: no fleet file of the plan is beside it (name one with --fleet)"
-        )
     fleet = None if source is None else Fleet.load(source)
     prepared = prepare_serving(
         plan,
@@ -79,6 +74,12 @@ def serve(options: ServeSettings) -> None:
     )
     prepared = replace(prepared, source=source)
     tell = make_teller(prepared.stand_ins)
+    if plan is not None:
+        tell(
+            f"it promises what {source} says"
+            if source is not None
+            else "it promises nothing: no fleet file of the plan is beside it (name one with --fleet)"
+        )
     for line in prepared.list_runners():
         tell(line)
     for line in prepared.list_warnings():

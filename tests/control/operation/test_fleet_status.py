@@ -72,7 +72,7 @@ def test_who_holds_the_lease_of_the_cluster_operates_it(
 
 
 def test_traffic_is_that_of_all_gateways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    window = dict.fromkeys(WindowSums.model_fields, 0) | {"seconds": 300.0}
+    window = dict.fromkeys(WindowSums.model_fields, 0) | {"seconds": 300.0, "kinds": {}}
     counted = {"arrivals": 600, "judged": 10, "kept": 8}
     one = ModelTraffic.parse({"minute": window, "five_minutes": window | counted, "hour": window})
 

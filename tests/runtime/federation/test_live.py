@@ -554,7 +554,9 @@ def test_machines_of_a_fabric_are_shown_with_their_load_and_price(tmp_path: Path
             machines = shown(await fabric.bench.admin("/atoll/v1/machines"))["machines"]
             nodes = {m["id"]: m for m in machines if m["role"] == "node"}
             assert set(nodes) == {first.fabric.sid, second.fabric.sid}
-            load = {"running": 2, "waiting": 1, "capacity": 8, "kv_share": 0.25}
+            # No GPU was looked at.
+            no_gpus = {"gpu_share": None, "memory_share": None}
+            load = {"running": 2, "waiting": 1, "capacity": 8, "kv_share": 0.25, **no_gpus}
             assert [m["load"] for m in nodes.values()] == [load, load]
             assert shown(await fabric.bench.admin("/atoll/v1/snapshot"))["usd_per_hour"] == 2.0
             assert len(shown(await fabric.bench.admin("/atoll/v1/models"))["models"]) == 1
