@@ -222,7 +222,7 @@ def _shut(first: Ints, head: Ints, weight: Floats, sweep: Ints, full: Flags, clo
 
 
 @njit(cache=True)
-def _least_charged(
+def _min_charged(
     first: Ints, head: Ints, weight: Floats, charge: Floats, full: Flags, v: int, size: float
 ) -> int:
     best, least = -1, np.inf
@@ -351,7 +351,7 @@ def _simulate(  # noqa: C901 - one loop over events; split up it would pass sixt
                     if router == OURS:
                         e = _round_robin(first, head, weight, order, credit, v, closed)
                     else:
-                        e = _least_charged(first, head, weight, charge, full, v, prompt[q])
+                        e = _min_charged(first, head, weight, charge, full, v, prompt[q])
                     if e < 0:
                         found = False
                     else:

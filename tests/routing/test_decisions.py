@@ -24,7 +24,7 @@ COMPILED = {
     name: entry(arguments)(getattr(compiled, name))
     for name, arguments in {
         "round_robin": f"({_EDGES}, int64, boolean[::1])",
-        "least_charged": "(int64[::1], int64[::1], float64[::1], float64[::1], int64, boolean[::1], float64)",
+        "min_charged": "(int64[::1], int64[::1], float64[::1], float64[::1], int64, boolean[::1], float64)",
         "walk": f"(int64, {_EDGES}, {_STATE}, boolean[::1], int64[::1])",
         "close": "(int64[::1], int64[::1], float64[::1], int64[::1], boolean[::1], boolean[::1])",
         "mask_full": "(float64[::1], float64[::1], float64, float64, boolean[::1])",
@@ -257,15 +257,15 @@ def test_plain_round_robin_shares_tokens_by_flow(weights: list[float], sizes: li
     charge, closed = np.zeros(count), np.zeros(count + 1, dtype=np.bool_)
     for size in sizes:
         asked = (first, target, weight, charge, 0, closed, float(size))
-        edge = decisions.least_charged(*asked)
-        assert edge == COMPILED["least_charged"](*asked)
+        edge = decisions.min_charged(*asked)
+        assert edge == COMPILED["min_charged"](*asked)
         assert weights[edge] > 0.0
         charge[edge] += size / weight[edge]
     # No edge is further ahead of another than the largest request takes it.
     used = charge[weight > 0.0]
     assert used.max() - used.min() <= max(sizes) / weight[weight > 0.0].min()
     closed[1:] = True
-    assert decisions.least_charged(first, target, weight, charge, 0, closed, 1.0) == -1
+    assert decisions.min_charged(first, target, weight, charge, 0, closed, 1.0) == -1
 
 
 @some

@@ -21,7 +21,7 @@ NAMES = (
     "draw",
     "by_weight",
     "least_loaded",
-    "least_charged",
+    "min_charged",
     "by_throughput",
     "observe",
     "next_hop",
@@ -53,7 +53,7 @@ round_robin = _compiled["round_robin"]
 draw = _compiled["draw"]
 by_weight = _compiled["by_weight"]
 least_loaded = _compiled["least_loaded"]
-least_charged = _compiled["least_charged"]
+min_charged = _compiled["min_charged"]
 by_throughput = _compiled["by_throughput"]
 observe = _compiled["observe"]
 next_hop = _compiled["next_hop"]

@@ -156,7 +156,7 @@ def least_loaded(
     return best
 
 
-def least_charged(
+def min_charged(
     first: Ints,
     target: Ints,
     weight: Floats,

@@ -211,7 +211,7 @@ def plain_hop(z: Sim, g: int, vertex: int, tokens: float) -> int:
     """Return the edge that a router without look-ahead takes from a vertex of graph g, -1: a dead end."""
     low, high = z.graph[g].vertex, z.graph[g + 1].vertex
     edge, stop = z.graph[g].edge, z.graph[g + 1].edge
-    found = compiled.least_charged(
+    found = compiled.min_charged(
         z.first[low + g : high + g + 1],
         z.edge["target"][edge:stop],
         z.edge["weight"][edge:stop],

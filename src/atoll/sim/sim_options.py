@@ -88,7 +88,7 @@ class SimOptions:
     """How to simulate.
 
     `policy` chooses instances and pipelines (see `routing.policies`). With `router` "plain" ways through an
-    instance are chosen hop by hop by the plan's flows alone (`decisions.least_charged`), as a runtime does
+    instance are chosen hop by hop by the plan's flows alone (`decisions.min_charged`), as a runtime does
     that does not look ahead: what ends before a full node found no way. With `batching` "engine" a step takes
     all running sequences and prompts up to `token_budget` tokens (None: 2,048, or the engine's own limit
     where only prompts run), cut to fit, and with `pacing` "paced" pipelines have as many batches of tokens

@@ -17,7 +17,7 @@ from atoll.control.decision.control_view import (
     TrafficWindow,
 )
 from atoll.control.decision.decide import DrainInstance, StartInstance, reroute
-from atoll.control.decision.executor_capacity import ClassNeed, ExecutorKind, most_requests
+from atoll.control.decision.executor_capacity import ClassNeed, ExecutorKind, max_requests
 from atoll.control.decision.forecast import forecast_classes
 from atoll.control.decision.route_weights import spread_paths
 from atoll.plan.files.fleet_file import parse_fleet
@@ -166,7 +166,7 @@ def test_paths_are_the_plans_where_just_the_planned_serve_and_else_those_that_ca
                 for name, weight in step.instances.items():
                     took = sum(seconds[klass.name, part] for part in step.parts)
                     busy[name] += klass.share * path.share * weight * took
-    most = most_requests(NEEDS, {kind("vision"): 1, kind("llm"): 1, kind("vision", "llm"): 1})
+    most = max_requests(NEEDS, {kind("vision"): 1, kind("llm"): 1, kind("vision", "llm"): 1})
     assert max(busy.values()) * most <= 1.0 + 1e-6
 
 
@@ -221,14 +221,14 @@ def kind(*parts: str) -> ExecutorKind:
 
 def test_a_plan_is_full_at_a_second_a_second() -> None:
     # 0.24 s of vision and 0.16 s of llm a request.
-    assert most_requests(NEEDS, {kind("vision"): 1, kind("llm"): 1}) == pytest.approx(1 / 0.24)
-    assert most_requests(NEEDS, {kind("vision", "llm"): 2}) == pytest.approx(2 / 0.4)
-    assert most_requests(NEEDS, {kind("llm"): 9}) == 0.0
-    assert most_requests(NEEDS, {}) == 0.0
+    assert max_requests(NEEDS, {kind("vision"): 1, kind("llm"): 1}) == pytest.approx(1 / 0.24)
+    assert max_requests(NEEDS, {kind("vision", "llm"): 2}) == pytest.approx(2 / 0.4)
+    assert max_requests(NEEDS, {kind("llm"): 9}) == 0.0
+    assert max_requests(NEEDS, {}) == 0.0
     # What sees writes only what the other cannot.
     both = {kind("vision", "llm"): 1, kind("llm"): 1}
-    assert most_requests(NEEDS, both) == pytest.approx(1 / 0.24)
-    assert most_requests(NEEDS, both | {kind("vision"): 1}) == pytest.approx(3 / 0.4)
+    assert max_requests(NEEDS, both) == pytest.approx(1 / 0.24)
+    assert max_requests(NEEDS, both | {kind("vision"): 1}) == pytest.approx(3 / 0.4)
 
 
 @given(
@@ -242,7 +242,7 @@ def test_best_ways_are_those_of_trying_all(
 ) -> None:
     needs = (NEEDS[0]._replace(share=share), NEEDS[1]._replace(share=1.0 - share))
     stand = {kind("vision"): eyes, kind("llm"): minds, kind("vision", "llm"): wholes}
-    found = most_requests(needs, stand)
+    found = max_requests(needs, stand)
     # By hand: which share of pictures is seen, and of all answers written, by what does both.
     see, write = 0.4 * share, 0.2 * share + 0.1 * (1.0 - share)
     best = 0.0

@@ -57,7 +57,7 @@ def kind_of(instance: Instance, service: str) -> ExecutorKind:
     return ExecutorKind(instance.parts, work, per_s)
 
 
-def most_requests(needs: Sequence[ClassNeed], stand: Mapping[ExecutorKind, int]) -> float:
+def max_requests(needs: Sequence[ClassNeed], stand: Mapping[ExecutorKind, int]) -> float:
     """Return the requests/s of all classes together that so many executors of each kind carry."""
     return best_flows(needs, stand).per_s
 

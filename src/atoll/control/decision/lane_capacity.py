@@ -17,7 +17,7 @@ from atoll.control.decision.executor_capacity import (
     ClassNeed,
     ExecutorKind,
     kind_of,
-    most_requests,
+    max_requests,
 )
 from atoll.core.ids import Phase, RoleId
 from atoll.perf.components.class_loads import class_routes
@@ -124,7 +124,7 @@ class CarriedLoad:
 
     def _requests(self, service: Service) -> float:
         if service.is_graph:
-            return most_requests(self._needs[service.name], self._executors.get(service.name, {}))
+            return max_requests(self._needs[service.name], self._executors.get(service.name, {}))
         prefill, decode, both = (self._by_role.get(role, 0.0) for role in self._roles[service.name])
         lengths = service.lengths
         return both + min(prefill / lengths.input_mean, decode / lengths.output_mean)
