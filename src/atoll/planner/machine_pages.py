@@ -36,16 +36,27 @@ class Invitation(Frozen):
 
 
 async def show_invitations(planner: PlanningService, request: PlannerRequest) -> Answer:
-    """Answer with the machines that were asked to come, without their tokens."""
+    """Answer with the machines that were asked to come, without their tokens.
+
+    `region` is theirs in the fleet file, where the fleet's controller starts instances on them.
+    """
     home = await _find(planner, request)
-    return json_response({"invitations": await asyncio.to_thread(_list, home)})
+
+    def look() -> dict[str, Any]:
+        record = home.read()
+        targets = None if record is None else record.targets
+        on_them = targets is not None and "joined" in targets.names
+        region = targets.joined.region if targets is not None and on_them else None
+        return {"invitations": _list(home), "region": region}
+
+    return json_response(await asyncio.to_thread(look))
 
 
 async def invite(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Make a token for a machine; this answer alone has it, in the line to type there."""
     asked = Invitation.parse(request.object())
     home = await _find(planner, request)
-    return json_response(await asyncio.to_thread(_invite, home, asked), 201)
+    return json_response(await asyncio.to_thread(make_invitation, home, asked), 201)
 
 
 async def take_back(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -76,7 +87,8 @@ def _list(home: FleetHome) -> list[dict[str, Any]]:
     ]
 
 
-def _invite(home: FleetHome, asked: Invitation) -> dict[str, Any]:
+def make_invitation(home: FleetHome, asked: Invitation) -> dict[str, Any]:
+    """Return the line to type on a machine that is to come, with its token, and until when that is good."""
     from atoll.fabric.identity.access import is_loopback
     from atoll.fabric.identity.authority import Authority
 

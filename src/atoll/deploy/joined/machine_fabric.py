@@ -46,6 +46,7 @@ class MachineFabric:
         self._token, self._region = token, region
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._fabric: Fabric | None = None
 
     @classmethod
@@ -70,12 +71,15 @@ class MachineFabric:
     def close(self) -> None:
         """Leave the fabric; the next question joins anew."""
         with self._lock:
-            loop, fabric = self._loop, self._fabric
-            self._loop = self._fabric = None
-        if loop is not None:
-            if fabric is not None:
-                asyncio.run_coroutine_threadsafe(fabric.close(), loop).result(_CONNECT_S)
-            loop.call_soon_threadsafe(loop.stop)
+            loop, thread, fabric = self._loop, self._thread, self._fabric
+            self._loop = self._thread = self._fabric = None
+        if loop is None or thread is None:
+            return
+        if fabric is not None:
+            asyncio.run_coroutine_threadsafe(fabric.close(), loop).result(_CONNECT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
     # On its loop
 
@@ -85,7 +89,10 @@ class MachineFabric:
                 require_extras("fabric")
                 self._loop = asyncio.new_event_loop()
                 name = f"machines of {self._token}"
-                threading.Thread(target=self._loop.run_forever, name=name, daemon=True).start()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name=name, daemon=True
+                )
+                self._thread.start()
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result(max_s)
         except TimeoutError as error:

@@ -263,7 +263,7 @@ def host_instances(node: JoinedNode) -> HostedInstances:
 
 
 def _part_of(home: Path) -> Path:
-    """Return the file that says what an instance is, beside its folder, which comes later and goes earlier."""
+    """Return the file that says what an instance is, beside its folder, which comes later."""
     return home.with_name(_PART + home.name.removeprefix("i-") + ".json")
 
 

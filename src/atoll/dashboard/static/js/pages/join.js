@@ -35,15 +35,15 @@ export const page = {
       running?.abort();
       const step = h("div", { class: "stack", id: "joining" }), listed = h("div");
       const known = () => fleets.find((one) => one.name === fleet);
-      let file = null;
+      let file = null, region = null;
 
-      const reload = load(listed, () => ctx.api.get(`${base(fleet)}/invitations`), (told) => table([
+      const reload = load(listed, () => ctx.api.get(`${base(fleet)}/invitations`), (told) => (region = told.region ?? null, table([
         { name: "Machine", key: "name" },
         { name: "Asked", value: (one) => day(one.made_s) },
         { name: "Good until", value: (one) => day(one.expires_s) },
         { name: "Token", cell: (one) => stateBadge(one.state === "good" ? "active" : one.state) },
         { name: "Actions", cell: (one) => (one.state === "good" && ctx.can("operator") ? button("Take back", () => revoke(one.name), { kind: "small", title: `Take back the token of ${one.name}` }) : DASH) },
-      ], told.invitations, { caption: "Machines and their tokens", none: "No machine was asked to come from here." }));
+      ], told.invitations, { caption: "Machines and their tokens", none: "No machine was asked to come from here." })));
 
       async function revoke(name) {
         try {
@@ -111,17 +111,20 @@ export const page = {
       /** Offer to plan with the machine: what it is in the words of the fleet file. */
       function countIn(machine) {
         const first = machine.gpus?.[0];
-        const region = input({ required: true, value: machine.region ?? machine.site ?? regionOf(file) ?? "local" });
+        const where = input({ required: true, value: region ?? machine.region ?? machine.site ?? regionOf(file) ?? "local" });
         const type = input({ required: true, value: first ? `${first.type}:${first.count}` : typeOf(file) ?? "" });
         const number_ = input({ type: "number", min: 1, value: 1, required: true });
         const typeLine = field("Node type", type, { note: "GPU:NUMBER, as the catalog calls it." });
         const result = h("div", { class: "stack" });
-        return card("4. Plan with it", { note: "It is written into the fleet file as a machine of yours; the plan says what it is worth. The controller starts instances on the fleet's targets (Slurm, Kubernetes, this machine, ...); a machine that joined by hand serves what it is assigned:" }, snippet(`atoll assign ${machine.name} --model ORG/NAME --engine vllm --fabric @FOLDER/fabric.token`), h("form", { class: "stack", onsubmit: (event) => {
+        const told = region
+          ? { note: "It is written into the fleet file as a machine of yours; the plan says what it is worth, and the controller starts instances on it." }
+          : { note: "It is written into the fleet file as a machine of yours; the plan says what it is worth. This fleet's controller starts nothing on machines that join: operate it with --on local,joined. Until then a machine serves what it is assigned:" };
+        return card("4. Plan with it", told, region ? null : snippet(`atoll assign ${machine.name} --model ORG/NAME --engine vllm --fabric @FOLDER/fabric.token`), h("form", { class: "stack", onsubmit: (event) => {
           event.preventDefault();
           running?.abort();
           set(result);
           typeLine.complain("");
-          const edit = { machines: [{ region: region.value.trim(), node_type: type.value.trim(), count: Number(number_.value) }] };
+          const edit = { machines: [{ region: where.value.trim(), node_type: type.value.trim(), count: Number(number_.value) }] };
           const measured = machine.measured;
           if (measured?.kind === "operators") edit.gpus = { [measured.gpu]: { operators: measured.operators } };
           running = showPlan(ctx, { place: result, ask: { fleet, edit }, word: "Use it", fleet, fileName: `${fleet}.yaml`, version: () => file.version, mayApply: ctx.can("operator") && known()?.kind === "operated", why: "An operator can make this change.", cancel: () => set(result),
@@ -134,7 +137,7 @@ export const page = {
               set(result, h("p", { class: "notice", role: "status" }, "The fleet file counts it now. ", h("a", { href: `/deploy?fleet=${encodeURIComponent(fleet)}` }, "Deploy"), " shows what the controller does with it."));
               loadFile();
             } });
-        } }, h("div", { class: "fields" }, field("Region", region), typeLine, field("How many such machines", number_)), h("div", { class: "row" }, button("Show the plan", null, { kind: "primary", symbol: "play", type: "submit" }))), result);
+        } }, h("div", { class: "fields" }, field("Region", where), typeLine, field("How many such machines", number_)), h("div", { class: "row" }, button("Show the plan", null, { kind: "primary", symbol: "play", type: "submit" }))), result);
       }
 
       const loadFile = async () => { file = await ctx.api.get(`${base(fleet)}/file`).catch(() => null); };
