@@ -13,6 +13,8 @@ from atoll.control.operation.fleet_home import FleetHome
 from atoll.core.errors import UnknownNameError
 from atoll.core.extras import require_extras
 from atoll.core.frozen import Frozen
+from atoll.deploy.joined.joined_settings import JoinedSettings
+from atoll.deploy.target import DeployError, TargetSite
 from atoll.planner.planner_service import (
     PlannerRequest,
     PlannerRoute,
@@ -65,6 +67,27 @@ async def take_back(planner: PlanningService, request: PlannerRequest) -> Answer
     gone = request.names["machine"]
     await asyncio.to_thread(_revoke, home, gone)
     return json_response({"revoked": gone})
+
+
+async def measure(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Have a machine measure itself, a few minutes; what it finds is in the gateway's list of machines."""
+    home = await _find(planner, request)
+    name = request.names["machine"]
+
+    def begin() -> None:
+        from atoll.deploy.joined.joined_deployer import JoinedDeployer
+
+        record = home.read()
+        settings = JoinedSettings() if record is None else record.targets.joined
+        deployer = settings.open(TargetSite(home.folder))
+        assert isinstance(deployer, JoinedDeployer)
+        try:
+            deployer.measure(name)
+        except DeployError as error:
+            raise ApiError(409, str(error), code="not_measured") from error
+
+    await asyncio.to_thread(begin)
+    return json_response({"measuring": name}, 202)
 
 
 def _list(home: FleetHome) -> list[dict[str, Any]]:
@@ -141,5 +164,9 @@ ROUTES = (
     PlannerRoute(
         *("DELETE", f"{_PATH}/{{machine}}", "operator", take_back),
         "Take the token of a machine back",
+    ),
+    PlannerRoute(
+        *("POST", "/atoll/v1/fleets/{name}/machines/{machine}/measure", "operator", measure),
+        "Have a machine that joined measure itself",
     ),
 )

@@ -107,7 +107,7 @@ def test_of_two_parts_none_stays_where_the_other_is_refused(machines: FakeMachin
         machines._build,
         is_free=lambda: False,
     )
-    with pytest.raises(DeployError, match="gpu2: this machine serves an assignment") as refused:
+    with pytest.raises(DeployError, match="gpu2: this machine is measured or serves") as refused:
         deployer.start(joined_order(types=("L4:1", "T4:1")))
     assert refused.value.kind == "capacity"
     assert not [each for each in deployer.list("lab") if each.state in ("starting", "ready")]

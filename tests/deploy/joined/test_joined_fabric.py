@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,15 +19,20 @@ from atoll.deploy.joined.machine_request import PURPOSE, MachineRequest, PartOrd
 from atoll.deploy.target import DeployError, InstanceStatus, NodeCommand
 from atoll.fabric.identity import fabric_keys
 from atoll.fabric.identity.authority import write_secret
-from atoll.fabric.registry.records import Metadata
+from atoll.fabric.registry.measured import unpack_measured
+from atoll.fabric.registry.records import Hardware, Metadata
 from atoll.fabric.transport.fabric import Fabric
 from atoll.runtime.endpoints.endpoint import RunDirectory
+from atoll.runtime.join import joined_node
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.joined_node import JoinedNode
 from atoll.runtime.join.signed_orders import read_reply, sign_order
 from tests.deploy.joined.builders import SLEEP, joined_order
+from tests.runtime.join.live import until
 from tests.runtime.join.test_trust import trusted
+
+FOUND = {"kind": "layers", "model": "m", "profile": {"step_s": 0.5}}
 
 
 @pytest.fixture
@@ -55,9 +61,19 @@ def sleeping(node: JoinedNode) -> HostedInstances:
     return HostedInstances(node, host)
 
 
+def measured_of(fabric: Fabric, sid: str) -> dict[str, Any] | None:
+    """Return what a machine tells of its measurement."""
+    peer = fabric.peer(sid)
+    return None if peer is None else unpack_measured(peer.metadata.labels)
+
+
 async def test_an_operator_starts_and_ends_instances_on_a_machine(
-    tmp_path: Path, home: Path
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def measure(_hardware: Hardware) -> dict[str, Any]:
+        return FOUND
+
+    monkeypatch.setattr(joined_node, "measure", measure)
     async with trusted(tmp_path) as (authority, operator):
         access = authority.issue("gpu7", "Uni", "worker")
         lines: list[str] = []
@@ -96,13 +112,24 @@ async def test_an_operator_starts_and_ends_instances_on_a_machine(
             assert "no operator" in answer.message
             await worker.close()
             assert (await asyncio.to_thread(state)).state == "ready"
-            # Whose machine it is has it back.
+            # It is measured when nothing runs there, and tells everybody what was found.
+            with pytest.raises(DeployError, match="something runs on the machine"):
+                await asyncio.to_thread(deployer.measure, "gpu7")
+            await asyncio.to_thread(deployer.stop, started.handle, 0)
+            await asyncio.to_thread(deployer.measure, "gpu7")
+            await until(lambda: measured_of(operator, node.fabric.sid) == FOUND)
+            await until(lambda: node.is_free)
+            # Whose machine it is has it back, with what runs there.
+            while not await asyncio.to_thread(deployer.offers):
+                assert time.monotonic() < until_s
+            await asyncio.to_thread(deployer.start, joined_order("chat-1"))
             await node.leave()
             assert await asyncio.to_thread(deployer.list, "lab") == ()
         finally:
             await node.close()
             await asyncio.to_thread(fabric.close)
-        assert processes_of(home) == []
+        # Supervisors end a moment after what they kept.
+        await until(lambda: processes_of(home) == [])
 
 
 def processes_of(folder: Path) -> list[str]:

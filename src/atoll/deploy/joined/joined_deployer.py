@@ -133,6 +133,16 @@ class JoinedDeployer:
         names = {machine.sid: machine.name for machine in look.machines}
         return "\n".join(f"== {names[sid]}\n{one.text}" for sid, one in sorted(answers.items()))
 
+    def measure(self, name: str) -> None:
+        """Have a machine measure itself; DeployError where it is not there or has something to run."""
+        found = {machine.name: machine.sid for machine in self._machines.list()}
+        if name not in found:
+            there = ", ".join(found) or "none"
+            raise DeployError(
+                f"{name} is not there, or has something to run (free: {there})", kind="unreachable"
+            )
+        self._answers({found[name]: MachineRequest(verb="measure")})
+
     def dry_run(self, order: StartOrder) -> str:
         """Return what the machines would be told of an instance, as JSON."""
         return _part(order, [each.node for each in order.commands], (), self._drain_s).to_json(

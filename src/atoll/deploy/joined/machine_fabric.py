@@ -32,7 +32,14 @@ T = TypeVar("T")
 _CONNECT_S = 20.0
 _TOKENS_S = 0.5
 """How long after joining it takes to see who is there."""
-_ANSWER_S = {"look": 15.0, "logs": 15.0, "drain": 30.0, "start": 120.0, "stop": 120.0}
+_ANSWER_S = {
+    "look": 15.0,
+    "logs": 15.0,
+    "drain": 30.0,
+    "measure": 15.0,
+    "start": 120.0,
+    "stop": 120.0,
+}
 """How long a machine may take: it waits for processes to begin or end."""
 
 

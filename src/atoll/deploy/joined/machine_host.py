@@ -38,8 +38,10 @@ from atoll.deploy.local.gpu_slots import PoolMachine
 from atoll.deploy.local.local_deployer import LocalDeployer
 from atoll.deploy.target import DeployError, NodeCommand, StartOrder
 from atoll.deploy.terms import read_term
+from atoll.fabric.identity import fabric_keys
 from atoll.runtime.endpoints.compile_cache import own_folder
 from atoll.runtime.join.hardware import list_gpus
+from atoll.runtime.join.signed_orders import OrderReceiver, OrderReply, encode
 
 if TYPE_CHECKING:
     from atoll.fabric.identity.identity import Person
@@ -132,7 +134,7 @@ class InstanceHost:
         if part is None:
             raise DeployError("nothing to start", kind="settings")
         if not self._is_free():
-            raise DeployError("this machine serves an assignment", kind="capacity")
+            raise DeployError("this machine is measured or serves an assignment", kind="capacity")
         check_part(part, self._models)
         commands = [each for each in self._build(part) if each.node in part.nodes]
         if {each.node for each in commands} != set(part.nodes):
@@ -183,9 +185,6 @@ class HostedInstances:
     """
 
     def __init__(self, node: JoinedNode, host: InstanceHost) -> None:
-        from atoll.fabric.identity import fabric_keys
-        from atoll.runtime.join.signed_orders import OrderReceiver
-
         self._node, self._host = node, host
         self._work = ThreadPoolExecutor(1, thread_name_prefix="hosting")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -217,13 +216,15 @@ class HostedInstances:
         request = MachineRequest.from_json(body)
         if request.verb not in ("look", "logs"):
             self._node.log.event("host.order", by=person.name, verb=request.verb)
+        if request.verb == "measure":
+            self._node.measure_again()
+            query.reply(encode(OrderReply(True, body=MachineAnswer().to_json().encode())))
+            return
         task = asyncio.get_running_loop().create_task(self._reply(request, person, query))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _reply(self, request: MachineRequest, person: Person, query: Query) -> None:
-        from atoll.runtime.join.signed_orders import OrderReply, encode
-
         loop = asyncio.get_running_loop()
         try:
             answer = await loop.run_in_executor(self._work, self._host.answer, request)
@@ -256,7 +257,7 @@ def host_instances(node: JoinedNode) -> HostedInstances:
         folder / "instances",
         lambda part: _commands(part, settings),
         models=node.options.models,
-        is_free=lambda: node.running is None,
+        is_free=lambda: node.is_free,
         owner=ProcessId(pid=os.getpid(), start=process_start(os.getpid()) or ""),
     )
     return HostedInstances(node, host)

@@ -59,9 +59,12 @@ class PartOrder(Frozen):
 
 
 class MachineRequest(Frozen):
-    """A question or an order; `look` asks for what stands of a fleet and which GPUs are held."""
+    """A question or an order; `look` asks for what stands of a fleet and which GPUs are held.
 
-    verb: Literal["look", "start", "drain", "stop", "logs"]
+    `measure` begins to: what it finds the machine tells the fabric (`atoll.fabric.registry.measured`).
+    """
+
+    verb: Literal["look", "start", "drain", "stop", "logs", "measure"]
     fleet: Annotated[str, Field(max_length=256)] = ""
     handle: _Handle = ""
     term: int = 0

@@ -139,7 +139,8 @@ class JoinedNode:
         self._agent = Agent(self._process_changed)
         self._said = Announcement(SessionState.JOIN, None)
         self._said_ends_s: float | None = None
-        self._said_takes: dict[str, str] = {}
+        self._said_labels: dict[str, str] = {}
+        self._measuring = False
         self._joined = self._leaving = self._closed = False
         self._dirty = asyncio.Event()
         self._over = asyncio.Event()
@@ -313,10 +314,10 @@ class JoinedNode:
         # Open as long as something is announced. While leaving, `leave` decides.
         if self.bridge is not None and not self._leaving:
             self.bridge.open = announcement.offer is not None
-        takes = self._takes()
-        if (last, self._said_ends_s, self._said_takes) == (announcement, ends_s, takes):
+        labels = self._own_labels()
+        if (last, self._said_ends_s, self._said_labels) == (announcement, ends_s, labels):
             return
-        self._said, self._said_ends_s, self._said_takes = announcement, ends_s, takes
+        self._said, self._said_ends_s, self._said_labels = announcement, ends_s, labels
         await self.fabric.announce(announcement.state, self._metadata(announcement))
         offer = announcement.offer
         models = [service.model for service in offer.services] if offer else []
@@ -356,17 +357,37 @@ class JoinedNode:
         return msgspec.structs.replace(
             base,
             hardware=self.hardware,
-            labels=base.labels | self._measured | self._takes(),
+            labels=base.labels | self._own_labels(),
             engine=known.engine if known else "",
             engine_version=known.version if known else "",
             services=offer.services if offer else (),
             ends_s=self.deadline.ends_s,
         )
 
-    def _takes(self) -> dict[str, str]:
-        """Say whether operators may start instances here: not beside an assignment, nor at the end."""
-        free = self._hosting is not None and self.running is None and not self._leaving
-        return {TAKES_LABEL: INSTANCES} if free else {}
+    @property
+    def is_free(self) -> bool:
+        """Whether it may host instances now: not beside an assignment, while it measures, or at the end."""
+        return self.running is None and not self._measuring and not self._leaving
+
+    def _own_labels(self) -> dict[str, str]:
+        """Say what was measured, and whether operators may start instances here."""
+        free = self._hosting is not None and self.is_free
+        return self._measured | ({TAKES_LABEL: INSTANCES} if free else {})
+
+    def measure_again(self) -> None:
+        """Begin to measure a machine that has joined; RefusedError while anything else runs there."""
+        if not self.is_free or self._assigning.locked() or (self._hosting and self._hosting.busy):
+            raise RefusedError("busy", "something runs on the machine, or it is measured already")
+        self._measuring = True
+        self._dirty.set()
+        self._spawn(self._measure_now())
+
+    async def _measure_now(self) -> None:
+        try:
+            await self._measure()
+        finally:
+            self._measuring = False
+            self._dirty.set()
 
     def _say_load(self, load: Any) -> None:
         if not self._closed:
@@ -424,7 +445,7 @@ class JoinedNode:
     # Assignments
 
     def _ordered(self, assignment: Assignment, operator: str) -> None:
-        if self._leaving or self._assigning.locked():
+        if self._leaving or self._measuring or self._assigning.locked():
             raise RefusedError("busy", "the node is leaving or still busy with another order")
         if self._hosting is not None and self._hosting.busy:
             raise RefusedError("busy", "instances of a fleet hold the node's GPUs")

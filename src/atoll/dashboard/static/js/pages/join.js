@@ -87,24 +87,36 @@ export const page = {
         look(invitation, found);
       }
 
-      async function look(invitation, found) {
+      async function look(invitation, found, ready = () => true) {
         try {
           const told = await ctx.api.get("/api/gateway/machines");
           const machine = told.machines.find((one) => one.provider !== null && (one.name === invitation.name || one.name.split("/")[0] === invitation.name || one.name.endsWith(`/${invitation.name}`)));
-          if (machine) {
+          if (machine && ready(machine)) {
             arrived(machine, found);
             return;
           }
         } catch {
           // The gateway may be starting: asked again.
         }
-        if (step.contains(found)) timer = setTimeout(() => look(invitation, found), EVERY_MS);
+        if (step.contains(found)) timer = setTimeout(() => look(invitation, found, ready), EVERY_MS);
       }
 
       function arrived(machine, found) {
         const measured = describeMeasured(machine.measured);
+        const again = region && !measured ? button("Measure it now", async () => {
+          again.disabled = true;
+          try {
+            await ctx.api.post(`${base(fleet)}/machines/${encodeURIComponent(machine.name)}/measure`, {});
+            step.lastChild.remove();
+            set(found, h("div", { class: "state" }, h("span", { class: "spinner", "aria-hidden": "true" }), h("p", {}, `Measuring ${machine.name}… This takes a few minutes; the page goes on by itself.`)));
+            look({ name: machine.name }, found, (one) => one.measured);
+          } catch (error) {
+            again.disabled = false;
+            ctx.toast(error.message, "bad");
+          }
+        }, { kind: "small" }) : null;
         set(found, h("div", { class: "stack" }, h("div", { class: "row" }, badge("it has joined", "good"), h("strong", {}, machine.name)),
-          h("dl", { class: "facts" }, [["GPUs", gpusOf(machine)], ["CPU cores", machine.cpus ? count(machine.cpus) : DASH], ["Memory", bytes(machine.memory_bytes)], ["Measured", measured ?? "not measured: add --measure to the line"]].map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text))))));
+          h("dl", { class: "facts" }, [["GPUs", gpusOf(machine)], ["CPU cores", machine.cpus ? count(machine.cpus) : DASH], ["Memory", bytes(machine.memory_bytes)], ["Measured", measured ?? (region ? "not yet" : "not measured: add --measure to the line")]].map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)))), again));
         step.append(countIn(machine));
       }
 
