@@ -53,14 +53,16 @@ class JoiningSite(Site):
 
         line = shlex.split(make_invitation(FleetHome(self.home), Invitation(name=name))["line"])
         assert line[:2] == ["atoll", "join"]
-        process = subprocess.Popen(
-            # What this machine lacks: a GPU, and the name of weights on a hub.
-            [sys.executable, "-m", *line, "--gpus", "L4:1", "--models", str(self._model.parent)],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stderr=(self.folder / f"{name}.log").open("ab"),
-        )
+        # What this machine lacks: a GPU, and the name of weights on a hub.
+        here = ("--gpus", "L4:1", "--models", str(self._model.parent))
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *line, *here],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+            )
         try:
             yield process
         finally:
