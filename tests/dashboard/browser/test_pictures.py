@@ -1,75 +1,170 @@
-"""Pictures of every page: light, dark and narrow. `make screenshots` keeps them in docs/img."""
+"""Pictures of pages in docs/img, from a fleet that runs and is asked; `make screenshots` takes them.
+
+A small real model (SmolLM2, on cores) stands in for the models of the fleet file, on machines that are
+processes here. Nothing that is shown is made up, and nothing is of a GPU: the pages say that models stand in.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import threading
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.dashboard.browser.conftest import Site, Visit, Visitor
-from tests.dashboard.browser.test_smoke import PAGES
+from tests.dashboard.browser.conftest import Visit, Visitor
+from tests.dashboard.browser.operated import OperatedSite
+from tests.e2e.operated_site import until
 
-pytestmark = pytest.mark.slow
 FOLDER = "ATOLL_SCREENSHOTS"
-_DARK = ("overview", "machines")
-_NARROW = ("overview", "chat")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.engine,
+    pytest.mark.skipif(FOLDER not in os.environ, reason="pictures are made by `make screenshots`"),
+]
+FLEET = """\
+# a chat model on two machines, and one that writes code
+name: lab
+services:
+  chat: {model: llama-3.1-8b, ttft: 5s, tpot: 500ms, rate: 0.25/s, lengths: 32x24}
+  code: {model: qwen3-8b, ttft: 8s, tpot: 500ms, rate: 0.1/s, lengths: 32x24}
+pool:
+  offers:
+    - {region: zurich, node_type: L4:1, available: 4, usd_per_hour: 0.80}
+    - {region: lausanne, node_type: L40S:1, available: 2, usd_per_hour: 1.80}
+settings: {max_nodes_per_instance: 2}
+"""
+QUESTIONS = (
+    ("chat", "Name three lakes of the Alps."),
+    ("code", "Write a function that adds two numbers."),
+    ("chat", "Why is the sea salty?"),
+    ("chat", "What does a lighthouse do?"),
+)
+REQUESTS = 60
+"""So many are answered before the first picture."""
+MAX_BYTES = 200_000
+PAGES = ("overview", "models", "machines", "deploy", "history", "requests", "plan", "whatif")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    named = os.environ.get(FOLDER)
-    return Path(named) if named else tmp_path
+class AskedFleet:
+    """A fleet that is asked all the time, a few requests at once."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._questions = itertools.cycle(QUESTIONS)
+        self._over = threading.Event()
+        self.answered = 0
+        self.error: Exception | None = None
+        self._threads = [threading.Thread(target=self._ask_on, daemon=True) for _ in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def has_answered(self, requests: int) -> bool:
+        """Whether so many were; raises what went wrong."""
+        if self.error is not None:
+            raise self.error
+        return self.answered >= requests
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask_on(self) -> None:
+        while not self._over.wait(0.5):
+            try:
+                self._ask(*next(self._questions))
+            except OSError as error:
+                self.error = error
+                return
+            self.answered += 1
+
+    def _ask(self, model: str, question: str) -> None:
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": 24,
+            "stream": True,
+        }
+        asked = urllib.request.Request(
+            f"{self._url}/v1/chat/completions",
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(asked, timeout=120) as answer:
+            answer.read()
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedSite]:
+    """A fleet that serves, with traffic."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    site = OperatedSite(tmp_path_factory.mktemp("lab"), None, FLEET, ("--pretend", "--yes"))
+    with site.operating():
+
+        def ready() -> int:
+            rows = json.loads(site.run("status", "lab", "--json"))[0]["operated"]["instances"]
+            return len(rows) - sum(row["state"] != "ready" for row in rows)
+
+        record = site.folder / "state" / "fleets" / "lab" / "fleet.json"
+        until(lambda: record.exists() and ready() >= 2, "ready")
+        (told,) = json.loads(site.run("status", "lab", "--json"))
+        traffic = AskedFleet(told["operated"]["url"])
+        try:
+            until(lambda: traffic.has_answered(REQUESTS), f"{REQUESTS} requests answered", 900)
+            yield site
+        finally:
+            traffic.close()
 
 
 def _settle(visitor: Visitor, name: str) -> None:
     """Bring a page into the state that says most about it."""
     page = visitor.page
-    visitor.go(f"/{name}")
+    visitor.go(f"/{name}?fleet=lab" if name in ("deploy", "plan", "whatif") else f"/{name}")
     if name == "chat":
-        page.get_by_role("textbox", name="Message").fill("Tell me of a lighthouse.")
+        page.get_by_role("textbox", name="Message").fill(
+            "Tell me of a lighthouse, in two sentences."
+        )
         page.get_by_role("button", name="Send", exact=True).click()
-        page.get_by_text("to first token").wait_for()
-        page.get_by_role("button", name="Send", exact=True).wait_for(timeout=60_000)
+        page.get_by_text("to first token").wait_for(timeout=120_000)
+        page.get_by_role("button", name="Send", exact=True).wait_for(timeout=120_000)
     if name == "whatif":
-        page.locator(".verdict").wait_for()
+        page.locator(".verdict").wait_for(timeout=120_000)
         dial = page.get_by_role("slider", name="Demand of chat")
         old = page.locator(".verdict").inner_text()
         dial.focus()
         for _ in range(15):
             page.keyboard.press("ArrowRight")
         page.wait_for_function(
-            "old => document.querySelector('.verdict').innerText !== old", arg=old
+            "old => document.querySelector('.verdict').innerText !== old",
+            arg=old,
+            timeout=120_000,
         )
-    if name == "traces":
-        page.get_by_role("button", name="Simulate").click()
-        page.get_by_role("link", name="The whole report").wait_for()
-    page.wait_for_timeout(1200)
+    if name == "requests":
+        page.get_by_role("table").get_by_role("row").nth(1).get_by_role("link").first.click()
+    page.wait_for_timeout(1500)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
 
 
-def _take(visitor: Visitor, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _take(visitor: Visitor, name: str) -> None:
+    path = Path(os.environ[FOLDER]) / f"dashboard-{name}.png"
     visitor.page.screenshot(path=path)
-    assert path.stat().st_size > 10_000
+    assert 10_000 < path.stat().st_size < MAX_BYTES, path
 
 
-def test_light(site: Site, visit: Visit, folder: Path) -> None:
-    visitor = visit(site, height=860)
-    for name in PAGES:
+def test_pages(asked: OperatedSite, visit: Visit) -> None:
+    visitor = visit(asked, height=860)
+    for name in (*PAGES, "chat"):
         _settle(visitor, name)
-        _take(visitor, folder / f"dashboard-{name}.png")
-
-
-def test_dark(site: Site, visit: Visit, folder: Path) -> None:
-    visitor = visit(site, height=860, dark=True)
-    for name in _DARK:
-        _settle(visitor, name)
-        _take(visitor, folder / f"dashboard-{name}-dark.png")
-
-
-def test_narrow(site: Site, visit: Visit, folder: Path) -> None:
-    visitor = visit(site, width=360, height=780)
-    for name in _NARROW:
-        _settle(visitor, name)
-        _take(visitor, folder / f"dashboard-{name}-narrow.png")
+        _take(visitor, name)
+    dark = visit(asked, height=860, dark=True)
+    _settle(dark, "overview")
+    _take(dark, "overview-dark")
+    narrow = visit(asked, width=360, height=780)
+    _settle(narrow, "overview")
+    _take(narrow, "overview-narrow")
