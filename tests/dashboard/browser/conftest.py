@@ -184,6 +184,14 @@ class Visitor:
             self._note(f"asked a stranger: {request.url}", not request.url.startswith(self.origin))
 
 
+def check_axe(visitor: Visitor) -> None:
+    """Fail if axe finds anything on the page as it is."""
+    visitor.expected.append("Applying inline style")  # Axe tries out what it finds.
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(visitor.page).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+
+
 Visit = Callable[..., Visitor]
 
 

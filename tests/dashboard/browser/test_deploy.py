@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.dashboard.browser.conftest import Site, Visit, Visitor
+from tests.dashboard.browser.conftest import Site, Visit, Visitor, check_axe
 from tests.dashboard.browser.operated import LAB, OperatedSite
 
 if TYPE_CHECKING:
@@ -50,13 +50,6 @@ def row_of(page: Page, service: str) -> object:
 
 def wait_ready(page: Page, service: str) -> None:
     row_of(page, service).get_by_text("ready").first.wait_for(timeout=_PATIENCE_MS)  # type: ignore[attr-defined]
-
-
-def check_axe(visitor: Visitor) -> None:
-    visitor.expected.append("Applying inline style")  # Axe tries out what it finds.
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    found = axe.Axe().run(visitor.page).response["violations"]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 
 @pytest.mark.engine
