@@ -30,8 +30,8 @@ FLEET = """\
 # a chat model on two machines, and one that writes code
 name: lab
 services:
-  chat: {model: llama-3.1-8b, ttft: 5s, tpot: 500ms, rate: 0.25/s, lengths: 32x24}
-  code: {model: qwen3-8b, ttft: 8s, tpot: 500ms, rate: 0.1/s, lengths: 32x24}
+  chat: {model: llama-3.1-8b, ttft: 30s, tpot: 2s, rate: 0.25/s, lengths: 32x24}
+  code: {model: qwen3-8b, ttft: 45s, tpot: 2s, rate: 0.1/s, lengths: 32x24}
 pool:
   offers:
     - {region: zurich, node_type: L4:1, available: 4, usd_per_hour: 0.80}
@@ -44,7 +44,7 @@ QUESTIONS = (
     ("chat", "Why is the sea salty?"),
     ("chat", "What does a lighthouse do?"),
 )
-REQUESTS = 60
+REQUESTS = 30
 """So many are answered before the first picture."""
 MAX_BYTES = 200_000
 PAGES = ("overview", "models", "machines", "deploy", "history", "requests", "plan", "whatif")
@@ -88,7 +88,7 @@ class AskedFleet:
         body = {
             "model": model,
             "messages": [{"role": "user", "content": question}],
-            "max_tokens": 24,
+            "max_tokens": 16,
             "stream": True,
         }
         asked = urllib.request.Request(
