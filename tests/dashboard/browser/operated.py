@@ -31,7 +31,7 @@ _LINK = re.compile(r"dashboard: (\S+)")
 class OperatedSite:
     """The dashboard of a controller; `url` is where, `link()` logs in as admin.
 
-    `model` stands in for those of the fleet file (None: the default one), `options` are more of the
+    `model` stands in for those of the fleet file (None: they serve themselves), `options` are more of the
     controller's: it asks on its page unless told.
     """
 
@@ -74,10 +74,10 @@ class OperatedSite:
     def operating(self) -> Iterator[None]:
         """Operate the fleet until it is over, and take it down then."""
         self.file.write_text(self._fleet)
-        named = () if self._model is None else ("--stand-in-model", str(self._model))
-        stand_in = ("--stand-in", *named, "--device", "cpu")
+        model = self._model
+        stand_in = () if model is None else ("--stand-in", "--stand-in-model", str(model))
         shown = ("--look", "1s", "--port", "0", "--dashboard-at", f"127.0.0.1:{self._port}")
-        words = ("operate", "lab.yaml", *self._options, *stand_in, *shown)
+        words = ("operate", "lab.yaml", "--device", "cpu", *self._options, *stand_in, *shown)
         try:
             with self._site.running(*words):
                 self._await_dashboard()

@@ -1,7 +1,7 @@
 """Pictures of pages in docs/img, from a fleet that runs and is asked; `make screenshots` takes them.
 
-A small real model (SmolLM2, on cores) stands in for the models of the fleet file, on machines that are
-processes here. Nothing that is shown is made up, and nothing is of a GPU: the pages say that models stand in.
+Two services of a small real model (SmolLM2) on cores, and machines that are processes here: nothing that is
+shown is made up, but the prices.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.engine.weights.sources import DEFAULT_MODEL
 from tests.dashboard.browser.conftest import Visit, Visitor
 from tests.dashboard.browser.operated import OperatedSite
 from tests.e2e.operated_site import until
@@ -27,11 +28,11 @@ pytestmark = [
     pytest.mark.skipif(FOLDER not in os.environ, reason="pictures are made by `make screenshots`"),
 ]
 FLEET = """\
-# a chat model on two machines, and one that writes code
+# two services of one small model
 name: lab
 services:
-  chat: {model: llama-3.1-8b, ttft: 30s, tpot: 2s, rate: 0.25/s, lengths: 32x24}
-  code: {model: qwen3-8b, ttft: 45s, tpot: 2s, rate: 0.1/s, lengths: 32x24}
+  chat: {model: smollm2-135m, ttft: 30s, tpot: 2s, rate: 0.25/s, lengths: 32x24}
+  code: {model: smollm2-135m, ttft: 45s, tpot: 2s, rate: 0.1/s, lengths: 32x24}
 pool:
   offers:
     - {region: zurich, node_type: L4:1, available: 4, usd_per_hour: 0.80}
@@ -104,7 +105,8 @@ class AskedFleet:
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedSite]:
     """A fleet that serves, with traffic."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    site = OperatedSite(tmp_path_factory.mktemp("lab"), None, FLEET, ("--pretend", "--yes"))
+    options = ("--pretend", "--yes", "--model", DEFAULT_MODEL)
+    site = OperatedSite(tmp_path_factory.mktemp("lab"), None, FLEET, options)
     with site.operating():
 
         def ready() -> int:
@@ -145,6 +147,8 @@ def _settle(visitor: Visitor, name: str) -> None:
             arg=old,
             timeout=120_000,
         )
+    if name == "history":
+        page.get_by_label("Time").select_option(label="Last hour")
     if name == "requests":
         page.get_by_role("table").get_by_role("row").nth(1).get_by_role("link").first.click()
     page.wait_for_timeout(1500)

@@ -55,6 +55,7 @@ class MachineFabric:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._fabric: Fabric | None = None
+        self._issued = 0
 
     @classmethod
     def of(cls, token: Path, region: str) -> MachineFabric:
@@ -114,8 +115,13 @@ class MachineFabric:
         from atoll.fabric.registry.records import Metadata
         from atoll.fabric.transport.fabric import Fabric
 
+        issued = self._token.stat().st_mtime_ns
+        if self._fabric is not None and issued != self._issued:
+            # The fleet's fabric was made anew.
+            before, self._fabric = self._fabric, None
+            await before.close()
         if self._fabric is None:
-            access = Access.open(f"@{self._token}")
+            access, self._issued = Access.open(f"@{self._token}"), issued
             if access.identity.role != "operator":
                 raise DeployError(
                     f"{self._token} is a {access.identity.role}'s token, and only an operator tells machines "
