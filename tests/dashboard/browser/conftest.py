@@ -159,11 +159,12 @@ class Visitor:
         page.on("dialog", self._dismiss)
         page.on("request", self._check_request)
 
-    def go(self, path: str) -> None:
+    def go(self, path: str, patience_ms: float = 20_000) -> None:
         """Open a page of the dashboard without loading the whole again, and wait for its content."""
         self.page.evaluate("p => import('/static/js/app.js').then((app) => app.go(p))", path)
         self.page.wait_for_function(
-            "() => !document.querySelector('main .state.loading, main .boot')", timeout=20_000
+            "() => !document.querySelector('main .state.loading, main .boot')",
+            timeout=patience_ms,
         )
 
     def check(self) -> None:

@@ -45,9 +45,10 @@ QUESTIONS = (
     ("chat", "Why is the sea salty?"),
     ("chat", "What does a lighthouse do?"),
 )
-REQUESTS = 30
+REQUESTS = 16
 """So many are answered before the first picture."""
 MAX_BYTES = 200_000
+PATIENCE_MS = 240_000
 PAGES = ("overview", "models", "machines", "deploy", "history", "requests", "plan", "whatif")
 
 
@@ -108,13 +109,13 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedSite]:
     options = ("--pretend", "--yes", "--model", DEFAULT_MODEL)
     site = OperatedSite(tmp_path_factory.mktemp("lab"), None, FLEET, options)
     with site.operating():
+        seen = site.folder / "state" / "fleets" / "lab" / "seen.json"
 
         def ready() -> int:
-            rows = json.loads(site.run("status", "lab", "--json"))[0]["operated"]["instances"]
-            return len(rows) - sum(row["state"] != "ready" for row in rows)
+            listed = json.loads(seen.read_text())["seen"] if seen.exists() else []
+            return sum(one["state"] == "ready" for one in listed)
 
-        record = site.folder / "state" / "fleets" / "lab" / "fleet.json"
-        until(lambda: record.exists() and ready() >= 2, "ready")
+        until(lambda: ready() >= 2, "ready", 900)
         (told,) = json.loads(site.run("status", "lab", "--json"))
         traffic = AskedFleet(told["operated"]["url"])
         try:
@@ -127,16 +128,17 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedSite]:
 def _settle(visitor: Visitor, name: str) -> None:
     """Bring a page into the state that says most about it."""
     page = visitor.page
-    visitor.go(f"/{name}?fleet=lab" if name in ("deploy", "plan", "whatif") else f"/{name}")
+    asks = "?fleet=lab" if name in ("deploy", "plan", "whatif") else ""
+    visitor.go(f"/{name}{asks}", PATIENCE_MS)
     if name == "chat":
         page.get_by_role("textbox", name="Message").fill(
             "Tell me of a lighthouse, in two sentences."
         )
         page.get_by_role("button", name="Send", exact=True).click()
-        page.get_by_text("to first token").wait_for(timeout=120_000)
-        page.get_by_role("button", name="Send", exact=True).wait_for(timeout=120_000)
+        page.get_by_text("to first token").wait_for(timeout=PATIENCE_MS)
+        page.get_by_role("button", name="Send", exact=True).wait_for(timeout=PATIENCE_MS)
     if name == "whatif":
-        page.locator(".verdict").wait_for(timeout=120_000)
+        page.locator(".verdict").wait_for(timeout=PATIENCE_MS)
         dial = page.get_by_role("slider", name="Demand of chat")
         old = page.locator(".verdict").inner_text()
         dial.focus()
@@ -145,7 +147,7 @@ def _settle(visitor: Visitor, name: str) -> None:
         page.wait_for_function(
             "old => document.querySelector('.verdict').innerText !== old",
             arg=old,
-            timeout=120_000,
+            timeout=PATIENCE_MS,
         )
     if name == "history":
         page.get_by_label("Time").select_option(label="Last hour")

@@ -271,13 +271,10 @@ def test_a_model_sees_hears_and_speaks_in_the_chat(real: RealSite, visit: Visit)
     page = visitor.page
     visitor.go("/chat?model=omni")
     page.get_by_text("takes text, pictures").wait_for()
-    picture, sound = make_picture(), make_sound()
-    page.locator("input[type=file]").set_input_files(
-        [
-            {"name": "sea.png", "mimeType": "image/png", "buffer": picture},
-            {"name": "waves.wav", "mimeType": "audio/wav", "buffer": sound},
-        ]
-    )
+    (real.folder / "sea.png").write_bytes(make_picture())
+    (real.folder / "waves.wav").write_bytes(sound := make_sound())
+    files = [real.folder / "sea.png", real.folder / "waves.wav"]
+    page.locator("input[type=file]").set_input_files(files)
     page.get_by_text("8 \N{MULTIPLICATION SIGN} 4 px").wait_for()
     page.get_by_text("waves.wav").wait_for()
     check_axe(visitor)

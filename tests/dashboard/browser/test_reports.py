@@ -15,7 +15,7 @@ from tests.report.test_pareto_report import report
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-A4 = {"width": 718, "height": 1047}
+A4 = (718, 1047)
 """Pixels of what is printed on: A4 within margins of 1 cm."""
 
 
@@ -28,7 +28,8 @@ def plan_page() -> str:
 @pytest.mark.parametrize("name", ["plan", "pareto"])
 def test_a_report_prints_on_paper(browser: Browser, name: str) -> None:
     html = plan_page() if name == "plan" else render_pareto_page(report())
-    page = browser.new_page(viewport=A4, color_scheme="dark")
+    width, height = A4
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark")
     try:
         page.set_content(html)
         page.emulate_media(media="print")
