@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -115,16 +116,21 @@ class AskedFleet(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class PlannedFleet:
-    """A plan that is shown, what it keeps by service, and the share of demand that it is for."""
+    """A plan that is shown, what it keeps by service, and the share of demand that it is for.
+
+    `headroom` is what it took to keep that, where it was made soon.
+    """
 
     plan: FleetPlan
     kept: Mapping[str, float | None]
     served: float
+    headroom: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, found: QuickPlan) -> PlannedFleet:
         """Return a quick plan as one of its fleet."""
-        return cls(FleetPlan.of(found.plan, found.problem), found.kept, found.served)
+        plan = FleetPlan.of(found.plan, found.problem)
+        return cls(plan, found.kept, found.served, found.headroom)
 
 
 def prepare() -> None:
@@ -152,7 +158,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
     if changed.problem.content_hash() == source.problem.content_hash():
         then = now
     else:
-        then = _plan(changed.problem, ask, tell("then", 0.5))
+        then = _plan(changed.problem, ask, tell("then", 0.5), now.headroom)
     return {
         "now": _draw(now),
         "then": _draw(then),
@@ -191,10 +197,17 @@ def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Tell) -
     return _plan(problem, ask, tell)
 
 
-def _plan(problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
+def _plan(
+    problem: Problem,
+    ask: WhatIfAsk,
+    tell: Tell,
+    like: Mapping[str, float] = MappingProxyType({}),
+) -> PlannedFleet:
     """Plan soon, or as `atoll plan` does, and simulate which share of requests keeps its promises."""
-    make = plan_exactly if ask.exact else plan_quickly
-    return PlannedFleet.of(make(problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell))
+    fields: dict[str, Any] = {"simulate_s": ask.simulate_s, "seed": ask.seed, "tell": tell}
+    if ask.exact:
+        return PlannedFleet.of(plan_exactly(problem, **fields))
+    return PlannedFleet.of(plan_quickly(problem, **fields, like=like))
 
 
 def _draw(found: PlannedFleet) -> dict[str, Any]:

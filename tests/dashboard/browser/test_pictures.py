@@ -150,7 +150,7 @@ def _settle(visitor: Visitor, name: str) -> None:
             timeout=PATIENCE_MS,
         )
     if name == "history":
-        page.get_by_label("Time").select_option(label="Last hour")
+        page.get_by_label("Time", exact=True).select_option(label="Last hour")
     if name == "requests":
         page.get_by_role("table").get_by_role("row").nth(1).get_by_role("link").first.click()
     page.wait_for_timeout(1500)
