@@ -156,7 +156,7 @@ def test_an_any_to_any_fleet_is_sized_by_work_and_begins_with_what_another_neede
     found = plan_quickly(problem, simulate_s=30.0, seed=0, tell=said.append)
     assert not short_services(problem, found.kept)
     assert not found.plan.cut_short
-    assert found.plan.problem_hash == problem.content_hash()
+    assert found.problem == problem
     assert said[0] == "planning"
     quick._cache.clear()
     again = plan_quickly(problem, simulate_s=30.0, seed=0)
@@ -165,6 +165,7 @@ def test_an_any_to_any_fleet_is_sized_by_work_and_begins_with_what_another_neede
     # More room is planned for from the start, if it is there, and never less than the fleet asks.
     more = plan_quickly(problem, simulate_s=30.0, seed=0, like={"assistant": 1.01, "gone": 2.0})
     assert more.headroom == {"assistant": 1.01}
+    assert not validate(more.plan, more.problem)
     most = plan_quickly(problem, simulate_s=30.0, seed=0, like={"assistant": 4.0})
     assert (most.headroom, most.plan) == ({"assistant": 1.0}, found.plan)
     less = plan_quickly(problem, simulate_s=30.0, seed=0, like={"assistant": 0.5})

@@ -171,13 +171,13 @@ def find_whatif(arguments: Said, report: Report) -> Said:
         "simulate_s": ask.simulate_s,
         "exact": ask.exact,
         "seconds": time.monotonic() - began_s,
-        "made": None if place.plan is not None else _write_made(now.plan, source.problem),
+        "made": None if place.plan is not None else _write_made(now.plan),
     }
 
 
-def _write_made(plan: FleetPlan, problem: Problem) -> dict[str, str]:
+def _write_made(plan: FleetPlan) -> dict[str, str]:
     """Return what is shown of a fleet that nobody operates: the plan that was made of it last."""
-    return {"plan": plan.to_json(), "problem": problem.to_json()}
+    return {"plan": plan.to_json(), "problem": plan.problem.to_json()}
 
 
 def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:

@@ -55,8 +55,8 @@ class QuickPlan:
     """A plan for a problem and what it keeps, by service and simulation.
 
     `served` is the share of demand that the plan is for. Where that is not all, the plan of rented machines
-    is one for the problem with that share of its demand. `headroom` is what any-to-any fleets needed, by
-    service, where that was found.
+    is one for the problem with that share of its demand. That of any-to-any models is for the problem with
+    the `headroom` that its services needed.
     """
 
     plan: Plan
@@ -204,13 +204,21 @@ class _QuickPlanner:
         if not _is_whole(first):
             return self._judge(first, min(first.served_fraction.values(), default=0.0))
         settled = asked.settled(first.mixes) if first.mixes else asked
+        planned = {first.problem_hash: asked}
+
+        def solve(problem: Problem) -> Plan:
+            found = self._solve_graphs(problem)
+            planned[found.problem_hash] = problem
+            return found
+
         judge = partial(self._judge_shown, settled)
-        sizing = HeadroomSizing(settled, first, self._solve_graphs, judge, self.tell, _GRAPHS_TRIMS)
-        found, kept = sizing.run()
-        fields = {"mixes": first.mixes, "problem_hash": self.problem.content_hash()}
+        found, kept = HeadroomSizing(settled, first, solve, judge, self.tell, _GRAPHS_TRIMS).run()
+        # What flows over its paths is the demand with headroom: it is a plan for a fleet that has that.
+        own = planned[found.problem_hash]
+        made = found.model_copy(update={"mixes": first.mixes})
         served = min(found.served_fraction.values(), default=0.0)
-        made = found.model_copy(update=fields)
-        return QuickPlan(made, self.problem, kept, served, dict(sizing.headroom))
+        headroom = {service.name: service.headroom for service in own.services}
+        return QuickPlan(made, own, kept, served, headroom)
 
     def _solve_graphs(self, problem: Problem) -> Plan:
         return self._plan_soon(problem, Effort(work=_GRAPHS_WORK, gap=0.05), GRAPHS_S)
