@@ -49,7 +49,7 @@ REQUESTS = 16
 """So many are answered before the first picture."""
 MAX_BYTES = 200_000
 PATIENCE_MS = 240_000
-PAGES = ("overview", "models", "machines", "deploy", "history", "requests", "plan", "whatif")
+PAGES = ("overview", "requests", "plan", "whatif")
 
 
 class AskedFleet:
@@ -128,15 +128,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedSite]:
 def _settle(visitor: Visitor, name: str) -> None:
     """Bring a page into the state that says most about it."""
     page = visitor.page
-    asks = "?fleet=lab" if name in ("deploy", "plan", "whatif") else ""
+    asks = "?fleet=lab" if name in ("plan", "whatif") else ""
     visitor.go(f"/{name}{asks}", PATIENCE_MS)
-    if name == "chat":
-        page.get_by_role("textbox", name="Message").fill(
-            "Tell me of a lighthouse, in two sentences."
-        )
-        page.get_by_role("button", name="Send", exact=True).click()
-        page.get_by_text("to first token").wait_for(timeout=PATIENCE_MS)
-        page.get_by_role("button", name="Send", exact=True).wait_for(timeout=PATIENCE_MS)
     if name == "whatif":
         page.locator(".verdict").wait_for(timeout=PATIENCE_MS)
         dial = page.get_by_role("slider", name="Demand of chat")
@@ -149,8 +142,6 @@ def _settle(visitor: Visitor, name: str) -> None:
             arg=old,
             timeout=PATIENCE_MS,
         )
-    if name == "history":
-        page.get_by_label("Time", exact=True).select_option(label="Last hour")
     if name == "requests":
         page.get_by_role("table").get_by_role("row").nth(1).get_by_role("link").first.click()
     page.wait_for_timeout(1500)
@@ -165,12 +156,6 @@ def _take(visitor: Visitor, name: str) -> None:
 
 def test_pages(asked: OperatedSite, visit: Visit) -> None:
     visitor = visit(asked, height=860)
-    for name in (*PAGES, "chat"):
+    for name in PAGES:
         _settle(visitor, name)
         _take(visitor, name)
-    dark = visit(asked, height=860, dark=True)
-    _settle(dark, "overview")
-    _take(dark, "overview-dark")
-    narrow = visit(asked, width=360, height=780)
-    _settle(narrow, "overview")
-    _take(narrow, "overview-narrow")
