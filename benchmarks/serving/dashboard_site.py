@@ -62,7 +62,7 @@ class Visitor:
         ).open
         token = site.make_link().partition("#token=")[2]
         self.csrf = ""
-        self.csrf = json.loads(self.post("/session", {"token": token}))["csrf"]
+        self.csrf = json.loads(self.post("/atoll/v1/session", {"token": token}))["csrf"]
         self._wait_for_planner()
 
     def _wait_for_planner(self) -> None:
@@ -70,7 +70,7 @@ class Visitor:
         until_s = time.monotonic() + _START_S
         while True:
             try:
-                with self._open(self.url + "/api/planner/fleets", timeout=60):
+                with self._open(self.url + "/atoll/v1/fleets", timeout=60):
                     return
             except urllib.error.HTTPError as error:
                 if error.code not in (502, 503) or time.monotonic() > until_s:

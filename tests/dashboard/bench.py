@@ -70,7 +70,7 @@ class Browser:
         return answer
 
     async def log_in(self, **login: str) -> HttpResponse:
-        answer = await self.ask("POST", "/session", login)
+        answer = await self.ask("POST", "/atoll/v1/session", login)
         if answer.status == 200:
             self.csrf = json.loads(answer.body)["csrf"]
         return answer

@@ -262,7 +262,7 @@ class TestStatic:
 class TestTrust:
     def make_request(self, peer: str, **headers: str) -> Request:
         lines = {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}
-        made = Request(b"GET", b"/session", lines)
+        made = Request(b"GET", b"/atoll/v1/session", lines)
         made.peer = peer
         return made
 

@@ -63,7 +63,7 @@ class ConsoleClient:
         )
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Return what is answered to a request for `/api/...`, as plain data; a refusal raises."""
+        """Return what is answered to a request for `/atoll/v1/...`, as plain data; a refusal raises."""
         return asyncio.run(self._ask(method, path, body))
 
     def work(self, path: str, body: object, say: Callable[[str], None]) -> Any:
@@ -139,5 +139,5 @@ def _refusal(status: int, body: bytes) -> AtollError:
 
 def fleet_path(fleet: str, what: str = "") -> str:
     """Return the path of a fleet, or of something of it."""
-    path = f"/api/planner/fleets/{quote(fleet, safe='')}"
+    path = f"/atoll/v1/fleets/{quote(fleet, safe='')}"
     return f"{path}/{what}" if what else path

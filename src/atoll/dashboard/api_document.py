@@ -18,10 +18,10 @@ from atoll.runtime.http.http_client import FetchError
 from atoll.runtime.openai import ERROR_SCHEMA, ApiError
 
 Json = dict[str, Any]
-_OWN = "/atoll/v1/"
+_MANAGED = "/atoll/v1/"
+_ALL = (_MANAGED, "/v1/")
 _FRESH_S = 10.0
 """For how long what services said of themselves is told again."""
-_MODELS = "/v1/"
 _METHODS = frozenset({"get", "put", "post", "delete", "patch"})
 _REFS = "#/components/schemas/"
 _FAILURES = {
@@ -88,10 +88,9 @@ def describe_api(services: Mapping[str, Json | None]) -> Json:
             continue
         prefix = service.capitalize()
         for path, operations in document["paths"].items():
-            at = _place(service, path)
-            if at is None:
+            if path in paths or not path.startswith(_MANAGED if service == "planner" else _ALL):
                 continue
-            paths[at] = {
+            paths[path] = {
                 method: _pass_on(_rename(operation, prefix), service)
                 for method, operation in operations.items()
                 if method in _METHODS
@@ -110,15 +109,6 @@ def describe_api(services: Mapping[str, Json | None]) -> Json:
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": _SECURITY},
     }
-
-
-def _place(service: str, path: str) -> str | None:
-    """Return where a path of a service is asked through the dashboard; None where it is not."""
-    if path.startswith(_OWN):
-        return f"/api/{service}/{path.removeprefix(_OWN)}"
-    if service == "gateway" and path.startswith(_MODELS):
-        return f"/api{path}"
-    return None
 
 
 def _pass_on(operation: Json, service: str) -> Json:
@@ -148,13 +138,15 @@ def _own_paths() -> Json:
     return {
         "/healthz": {"get": _own("Whether the dashboard answers") | {"security": []}},
         "/openapi.json": {"get": _own("This description") | {"security": []}},
-        "/session": {
+        f"{_MANAGED}session": {
             "get": _own("Who is logged in"),
             "post": _own("Log in with a key or a one-time link")
             | {"requestBody": body, "security": []},
             "delete": _own("Log out"),
         },
-        "/live": {"get": _own("How gateway and fleets stand, as events", "text/event-stream")},
+        f"{_MANAGED}live": {
+            "get": _own("How gateway and fleets stand, as events", "text/event-stream")
+        },
     }
 
 

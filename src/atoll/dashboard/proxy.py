@@ -38,6 +38,11 @@ _KEY_LASTS_S = 12 * 3600.0
 _WHOLE_BYTES = 256 * 2**10
 """An answer of this length or less is read before it is passed on."""
 _JSON = "application/json"
+API = b"/atoll/v1/"
+"""Before every path of the one API; models are asked under `/v1/`, as at a gateway."""
+_MODELS = b"/v1/"
+_OF_PLANNER = frozenset({b"catalog", b"fleets", b"reports", b"simulate", b"traces", b"whatif"})
+"""First words of what the planner answers; everything else is the gateway's."""
 _QUESTIONS = frozenset({"whatif", "simulate", "traces"})
 """Questions that keep the planner busy for long."""
 _MAX_QUESTIONS = 4
@@ -47,6 +52,16 @@ _WORKED_ON = 2
 _SILENCE_S = 600.0
 _BEAT_S = 2.0
 """How often a page that waits for events is sent a comment: one that has gone away is noticed by it."""
+
+
+def is_api(path: bytes) -> bool:
+    """Whether a path is one of the API, not a page."""
+    return path.startswith((API, _MODELS))
+
+
+def is_for_planner(path: bytes) -> bool:
+    """Whether the planner answers to a path of the API."""
+    return path.startswith(API) and path.removeprefix(API).partition(b"/")[0] in _OF_PLANNER
 
 
 class SessionOverError(Exception):
@@ -77,25 +92,27 @@ class ServiceForwarder:
         self._asking: dict[tuple[str, str], _Asking] = {}
 
     async def forward(self, request: Request, session: LoginSession) -> Answer:
-        """Answer a request to `/api/...`; SessionOverError where the session's key is no longer good."""
+        """Answer a request of the API; SessionOverError where the session's key is no longer good."""
         if request.method not in METHODS:
             raise ApiError(405, "this method is not known here", allow="GET, POST, PATCH, DELETE")
-        _, _, service, *rest = request.path.decode("latin-1").split("/", 3)
-        target = _read_target("/".join(rest), request.query)
+        if request.path.startswith(_MODELS):
+            rest = request.path.removeprefix(_MODELS).decode("latin-1")
+            return await self._ask_model(
+                request, session, f"/v1/{_read_target(rest, request.query)}"
+            )
+        rest = request.path.removeprefix(API).decode("latin-1")
+        target = _read_target(rest, request.query)
+        service = "planner" if is_for_planner(request.path) else "gateway"
         stack = contextlib.AsyncExitStack()
-        if service == "v1":
-            return await self._ask_model(request, session, f"/v1/{target}")
         if service == "gateway":
             call = self._services.call_gateway(session)
-        elif service == "planner":
+        else:
             call = self._services.call_planner(session)
             # It takes seconds to start, and to start again.
             async with reaching(service):
                 await call.wait_until_there()
-            if request.method not in READING and "/".join(rest) in _QUESTIONS:
+            if request.method not in READING and rest in _QUESTIONS:
                 await stack.enter_async_context(self._ask_planner(session.who))
-        else:
-            raise ApiError(404, "there is no such service", code="not_found")
         if service == "gateway" and request.method == b"GET" and target in SHARED:
             answer: Answer = await self._share(target, session, call)
         else:

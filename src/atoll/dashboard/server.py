@@ -32,7 +32,14 @@ from atoll.dashboard.headers import (
 )
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.live import LiveEvents
-from atoll.dashboard.proxy import READING, ServiceForwarder, SessionOverError
+from atoll.dashboard.proxy import (
+    API,
+    READING,
+    ServiceForwarder,
+    SessionOverError,
+    is_api,
+    is_for_planner,
+)
 from atoll.dashboard.services import ADMIN_PATH, ServiceDirectory, at_public_port, own, reaching
 from atoll.dashboard.sessions import (
     ABSOLUTE_S,
@@ -53,10 +60,12 @@ _LOG = logging.getLogger(__name__)
 _PAGE = safety_lines(PAGE_POLICY)
 _DATA = safety_lines(DATA_POLICY)
 _REPORT = safety_lines(REPORT_POLICY)
-_API = b"/api/"
-_PLANNER = b"/api/planner/"
-_REPORTS = b"/api/planner/reports/"
+_SESSION = API + b"session"
+_LIVE = API + b"live"
+_REPORTS = API + b"reports/"
 _STATIC = b"/static/"
+_MOVED = {b"/session": _SESSION, b"/live": _LIVE}
+"""Where what programs asked for until 0.9 is now; `/api/...` is in `_find_new_place`."""
 _PASSED_BYTES = 64 * 2**20 + 2**16
 """Of a body that is passed on: a trace of 64 MiB, or the sound and pictures of a conversation."""
 _SINGLE_HEADERS = frozenset({b"origin", b"x-csrf-token"})
@@ -114,7 +123,7 @@ class PageLimits(ConnectionLimits):
 
     def body_limit(self, path: bytes) -> int:
         """Return how many bytes the body of a request may have."""
-        return _PASSED_BYTES if path.startswith(_API) else self.body_bytes
+        return _PASSED_BYTES if is_api(path) and path != _SESSION else self.body_bytes
 
 
 class DashboardListener(HandlerServer):
@@ -201,7 +210,11 @@ class Dashboard:
         request.extra = _PAGE
         self._hosts.check_host(request.headers)
         self._check_origin(request)
-        if not request.path.startswith(_API) or self._find_session(request) is not None:
+        if (
+            not is_api(request.path)
+            or request.path == _SESSION
+            or self._find_session(request) is not None
+        ):
             return
         # A key that is not known yet is asked about once the body is here: that must be a small one.
         if self._find_key(request) is None:
@@ -221,16 +234,16 @@ class Dashboard:
         path = request.path
         if path == b"/openapi.json":
             return await self._show_document(request)
-        if path == b"/session" and request.method == b"GET":
+        if path == _SESSION and request.method == b"GET":
             return _json(self._describe(request, self._owner))
-        if path == b"/live" or path.startswith(_API):
+        if is_api(path) and path != _SESSION:
             return await self._answer_for(request, self._owner)
         raise ApiError(404, f"there is nothing at {path.decode('latin-1')[:200]}", code="not_found")
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request."""
         path = request.path
-        request.extra = _DATA if path.startswith(_API) else _PAGE
+        request.extra = _DATA if is_api(path) else _PAGE
         if path == b"/healthz":
             # Asked by address, whatever name it has.
             return _json({"status": "ok", "version": __version__})
@@ -238,16 +251,18 @@ class Dashboard:
         if path == b"/openapi.json":
             request.extra = _DATA
             return await self._show_document(request)
+        if (moved := _find_new_place(request)) is not None:
+            return moved
         self._check_origin(request)
-        if path == b"/session":
+        if path == _SESSION:
             return await self._answer_session(request)
-        if path == b"/live" or path.startswith(_API):
+        if is_api(path):
             return await self._answer_session_owner(request)
         if request.method not in READING:
             raise ApiError(405, "only looked at", allow="GET, HEAD")
         if path.startswith(_STATIC):
             return self._static.serve(path.removeprefix(_STATIC).decode("latin-1"), request.headers)
-        if b"." in path or path == b"/api":
+        if b"." in path:
             raise ApiError(404, "there is no such page", code="not_found")
         return self._static.serve_index(request.headers)
 
@@ -271,7 +286,7 @@ class Dashboard:
         found = self._find_session(request)
         if found is None:
             return self._refuse_login(request)
-        if request.path != b"/live" and request.method not in READING:
+        if request.path != _LIVE and request.method not in READING:
             found.check_csrf(request.headers.get(b"x-csrf-token"))
         return await self._answer_for(request, found)
 
@@ -300,7 +315,7 @@ class Dashboard:
         return session
 
     async def _answer_for(self, request: Request, session: LoginSession) -> Answer:
-        if request.path == b"/live":
+        if request.path == _LIVE:
             if request.method != b"GET":
                 raise ApiError(405, "only listened to", allow="GET")
             return EventStream(await self.live.tell(session))
@@ -424,7 +439,7 @@ class Dashboard:
 
     async def _check_key(self, request: Request, session: LoginSession) -> None:
         """Find out what a key may do now, before the planner is asked: of keys only the gateway knows."""
-        if session.kind != "key" or not request.path.startswith(_PLANNER):
+        if session.kind != "key" or not is_for_planner(request.path):
             return
         old_s = self._clock() - session.checked_s
         if (request.method not in READING or old_s > _KNOWN_S) and not await self._refresh(session):
@@ -562,6 +577,20 @@ def _note_asker(session: LoginSession, body: bytes) -> None:
         session.name = asker.name or asker.id or "key"
         session.owner = asker.owner
         session.role = asker.role if asker.role in ROLES else "viewer"
+
+
+def _find_new_place(request: Request) -> Response | None:
+    """Return where to ask for a path of before; None for what has not moved."""
+    old = request.path
+    new = _MOVED.get(old)
+    if new is None and old.startswith(b"/api/"):
+        service, _, rest = old.removeprefix(b"/api/").partition(b"/")
+        new = {b"gateway": API, b"planner": API, b"v1": b"/v1/"}.get(service)
+        new = None if new is None else new + rest
+    if new is None:
+        return None
+    query = b"?" + request.query if request.query else b""
+    return Response(b"", 308, headers=(_NO_STORE, ("location", (new + query).decode("latin-1"))))
 
 
 def _base_url(request: Request, url: str | None) -> str | None:
