@@ -66,7 +66,7 @@ class Visitor:
         self._wait_for_planner()
 
     def _wait_for_planner(self) -> None:
-        """Wait until plans can be asked for: the planner is a process of its own, and loads for a while."""
+        """Wait until plans can be asked for: the planner loads for a while."""
         until_s = time.monotonic() + _START_S
         while True:
             try:

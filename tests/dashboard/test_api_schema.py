@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.dashboard.services import ServiceAddress
 from tests.dashboard.browser.test_real import RealSite
-from tests.planner.planner_process import start_planner
 
 pytestmark = pytest.mark.slow
 CHECKS = (
@@ -29,10 +27,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealSite]:
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     made = RealSite(tmp_path)
     made.start()
-    with start_planner(socket=tmp_path / "planner.sock") as planner:
-        made.services.planner = ServiceAddress(socket=planner.socket)
-        yield made
-        made.stop()
+    yield made
+    made.stop()
 
 
 @pytest.mark.parametrize("role", ["admin", "viewer"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import InputError
+from atoll.core.roles import read_role
 from atoll.dashboard.headers import KnownHosts, read_cookie, select_sent, write_cookie
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.live import EventParser, LivePage
@@ -312,7 +313,7 @@ class TestTrust:
 
     def test_what_is_wrong_is_said(self) -> None:
         with pytest.raises(InputError, match="no role"):
-            ProxyTrust(roles={"a": "king"})
+            read_role("king")
         with pytest.raises(InputError, match="no address"):
             read_network("proxy.example")
 

@@ -30,9 +30,7 @@ async def test_a_key_asks_with_its_own_rights(tmp_path: Path) -> None:
         assert seen[b"authorization"] == b"Bearer atoll-notebook"
         assert not {b"x-atoll-role", b"x-atoll-owner", b"cookie", b"x-csrf-token"} & seen.keys()
         await browser.ask("GET", "/atoll/v1/fleets", x_atoll_role="admin")
-        seen = bench.planner.seen[-1].headers
-        assert seen[b"x-atoll-role"] == b"member"
-        assert seen[b"authorization"] == f"Bearer {bench.planner.token}".encode()
+        assert bench.planner.roles[-1] == "member"
 
 
 async def test_paths_and_queries_arrive_as_they_were(tmp_path: Path) -> None:
@@ -57,6 +55,7 @@ async def test_paths_and_queries_arrive_as_they_were(tmp_path: Path) -> None:
         "/atoll/v1/a%2f..%2fb",
         "/atoll/v1/a\\..\\b",
         "/atoll/v1/a%00b",
+        "/atoll/v1/machines/..%2f..%2fmetrics/drain",
         "/v1/..",
         "/atoll/v1/keys%0d%0ax: y",
     ],
@@ -65,8 +64,9 @@ async def test_paths_that_climb_are_refused(tmp_path: Path, path: str) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
         count = len(bench.gateway.seen)
-        answer = await browser.ask("GET", path)
-        assert answer.status == 400
+        for method in ("GET", "POST"):
+            answer = await browser.ask(method, path)
+            assert answer.status in (400, 404, 405)
         assert len(bench.gateway.seen) == count
 
 

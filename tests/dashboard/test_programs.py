@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from atoll.dashboard.api_document import describe_api
-from atoll.planner.openapi import document as planner_document
-from atoll.planner.planner_server import ROUTES
-from atoll.runtime.gateway.console.console import TABLE
-from atoll.runtime.gateway.openapi import document as gateway_document
+from atoll.cli.console_inside import load_api
 from atoll.runtime.http.http_client import HttpResponse, request
+from atoll.runtime.openai import ApiError
 from tests.dashboard.bench import Bench, error_code, open_bench
 
 
@@ -40,28 +37,38 @@ def _references(value: Any) -> set[str]:
     return set()
 
 
-def test_the_document_has_every_request_of_both_services_and_no_loose_end() -> None:
-    found = describe_api({"gateway": gateway_document(), "planner": planner_document(ROUTES)})
-    paths = found["paths"]
-    for route in TABLE:
-        assert route.method.lower() in paths[f"/atoll/v1/{route.path}"]
-    for each in ROUTES:
-        if each.path.endswith("v1/live"):
-            continue  # the console tells what both tell
-        operation = paths[each.path][each.method.lower()]
-        assert operation["summary"] == each.summary
-        assert ("requestBody" in operation) == (each.method in ("POST", "PUT", "PATCH"))
-    schemas = {f"#/components/schemas/{name}" for name in found["components"]["schemas"]}
-    assert _references(found) <= schemas
+def test_the_document_has_every_request_with_its_types_and_no_loose_end() -> None:
+    api = load_api()
+    paths = api.document["paths"]
+    for routes in api.routes.values():
+        for route in routes:
+            operation = paths[route.shown_path][route.method.lower()]
+            assert operation["summary"] == route.summary
+            assert ("requestBody" in operation) == (route.takes is not None)
+            fine = operation["responses"][str(route.status)]["content"]
+            assert fine.keys() == set(route.makes)
+            known = {field["name"] for field in operation["parameters"]}
+            assert known == {*route.names, *route.query.__struct_fields__}
+    assert "post" in paths["/v1/chat/completions"]
+    schemas = {f"#/components/schemas/{name}" for name in api.document["components"]["schemas"]}
+    assert _references(api.document) <= schemas
     body = paths["/atoll/v1/fleets/{name}/file"]["put"]["requestBody"]
-    reference = body["content"]["application/json"]["schema"]["$ref"]
-    assert reference.endswith("/PlannerNewFile")
+    assert body["content"]["application/json"]["schema"]["$ref"].endswith("/NewFile")
 
 
-def test_a_service_that_is_away_is_left_out() -> None:
-    found = describe_api({"gateway": None, "planner": planner_document(ROUTES)})
-    assert not [path for path in found["paths"] if "machines" in path]
-    assert "/atoll/v1/session" in found["paths"]
+def test_one_table_answers_every_request_once() -> None:
+    api = load_api()
+    every = [(r.method, r.path) for routes in api.routes.values() for r in routes]
+    assert len(every) == len(set(every))
+    for service, routes in api.routes.items():
+        for route in routes:
+            path = route.shown_path.replace("{", "").replace("}", "")
+            assert api.find_service(route.method.encode(), path.encode()) == service
+    assert api.find_service(b"DELETE", b"/atoll/v1/machines/lab/gpu1/drain") == "gateway"
+    for method, asked, status in ((b"GET", b"/atoll/v1/no", 404), (b"PUT", b"/atoll/v1/me", 405)):
+        with pytest.raises(ApiError) as refused:
+            api.find_service(method, asked)
+        assert refused.value.status == status
 
 
 async def test_a_key_with_each_request_has_the_rights_of_its_role(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard's server: pages, sessions, and what goes on to the gateway and the planner.
+"""The console: pages, sessions, and the one API, which the gateway and the planner answer behind it.
 
 A request, in order: is it for a host that we are; if it may change something, does it come from a page of
 ours; whose session is it; does it show that session's token; then it is answered here, or passed on.
@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from atoll.core.roles import find_role
 from atoll.core.version import __version__
-from atoll.dashboard.api_document import ApiDocument
+from atoll.dashboard.console_api import ConsoleApi, LoginRequest, LoginWays, Service, ShownSession
 from atoll.dashboard.headers import (
     DATA_POLICY,
     PAGE_POLICY,
@@ -38,12 +39,16 @@ from atoll.dashboard.proxy import (
     ServiceForwarder,
     SessionOverError,
     is_api,
-    is_for_planner,
 )
-from atoll.dashboard.services import ADMIN_PATH, ServiceDirectory, at_public_port, own, reaching
+from atoll.dashboard.services import (
+    ADMIN_PATH,
+    ServiceDirectory,
+    at_public_port,
+    own,
+    reaching_gateway,
+)
 from atoll.dashboard.sessions import (
     ABSOLUTE_S,
-    ROLES,
     LoginLimiter,
     LoginSession,
     ProgramSessions,
@@ -98,11 +103,6 @@ class DashboardSettings:
     max_pages: int = 1000
 
 
-class _Login(msgspec.Struct):
-    key: str | None = None
-    token: str | None = None
-
-
 class Asker(msgspec.Struct):
     """Who a gateway takes somebody for (`GET /atoll/v1/me`)."""
 
@@ -114,7 +114,7 @@ class Asker(msgspec.Struct):
     accounts: bool = False
 
 
-_LOGIN = msgspec.json.Decoder(_Login)
+_LOGIN = msgspec.json.Decoder(LoginRequest)
 _ASKER = msgspec.json.Decoder(Asker)
 
 
@@ -149,8 +149,10 @@ class Dashboard:
         settings: DashboardSettings,
         services: ServiceDirectory,
         links: LoginLinks,
+        load_api: Callable[[], ConsoleApi],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Serve; `load_api` returns the table of all requests, and is called in a thread."""
         self.settings = settings
         self.services = services
         self.links = links
@@ -163,7 +165,8 @@ class Dashboard:
         self._cookie = name_cookie(settings.port, secure=settings.secure)
         self._tasks: set[asyncio.Task[None]] = set()
         self._programs = ProgramSessions()
-        self._documents = ApiDocument(services, clock)
+        self._load_api = load_api
+        self._api: asyncio.Task[ConsoleApi]
         self._owner = LoginSession("link", "this machine", "admin")
         self._socket: HandlerServer | None = None
         self.live: LiveEvents
@@ -171,6 +174,7 @@ class Dashboard:
 
     async def start(self) -> tuple[str, int]:
         """Listen, and return the host and port listened on."""
+        self._api = asyncio.create_task(asyncio.to_thread(self._load_api))
         self.live = LiveEvents(
             self.services,
             self._is_over,
@@ -202,6 +206,8 @@ class Dashboard:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*map(self._forwarder.revoke, (*self.sessions, self._owner)))
+        if self.services.planner is not None:
+            await self.services.planner.close()
 
     # Requests
 
@@ -276,7 +282,7 @@ class Dashboard:
     async def _show_document(self, request: Request) -> Answer:
         if request.method not in READING:
             raise ApiError(405, "only looked at", allow="GET, HEAD")
-        return _json(await self._documents.read())
+        return _json((await asyncio.shield(self._api)).document)
 
     async def _answer_session_owner(self, request: Request) -> Answer:
         key = self._find_key(request)
@@ -319,9 +325,13 @@ class Dashboard:
             if request.method != b"GET":
                 raise ApiError(405, "only listened to", allow="GET")
             return EventStream(await self.live.tell(session))
+        service: Service = "gateway"
+        if request.path.startswith(API):
+            service = (await asyncio.shield(self._api)).find_service(request.method, request.path)
         try:
-            await self._check_key(request, session)
-            answer = await self._forwarder.forward(request, session)
+            if service == "planner":
+                await self._check_key(request, session)
+            answer = await self._forwarder.forward(request, session, service)
         except SessionOverError:
             self._end_of_key(session)
             return self._refuse_login(request, _KEY_OVER, code="key_over")
@@ -424,8 +434,8 @@ class Dashboard:
             or " " in key
         ):
             return None
-        call = at_public_port(self.services.need("gateway"), key)
-        async with reaching("gateway"):
+        call = at_public_port(self.services.need_gateway(), key)
+        async with reaching_gateway():
             answer = await call.ask("GET", f"{ADMIN_PATH}/me")
         if answer.status in (401, 403):
             return None
@@ -439,7 +449,7 @@ class Dashboard:
 
     async def _check_key(self, request: Request, session: LoginSession) -> None:
         """Find out what a key may do now, before the planner is asked: of keys only the gateway knows."""
-        if session.kind != "key" or not is_for_planner(request.path):
+        if session.kind != "key":
             return
         old_s = self._clock() - session.checked_s
         if (request.method not in READING or old_s > _KNOWN_S) and not await self._refresh(session):
@@ -470,45 +480,47 @@ class Dashboard:
         )
         return _json(self._describe(request, session), headers=(cookie,))
 
-    def _describe(self, request: Request, session: LoginSession) -> dict[str, Any]:
+    def _describe(self, request: Request, session: LoginSession) -> ShownSession:
         gateway = self.services.gateway
         url = None if gateway is None else gateway.url
-        return {
-            "name": session.name,
-            "owner": session.owner,
-            "role": session.role,
-            "csrf": session.csrf,
-            "keys_needed": session.keys_needed,
-            "accounts": session.accounts,
-            "gateway": url,
-            "base_url": self.settings.base_url or _base_url(request, url),
-            "planner": self.services.planner is not None,
-            "version": __version__,
-            "login": session.kind,
-        }
+        return ShownSession(
+            name=session.name,
+            owner=session.owner,
+            role=session.role,
+            csrf=session.csrf,
+            keys_needed=session.keys_needed,
+            accounts=session.accounts,
+            gateway=url,
+            base_url=self.settings.base_url or _base_url(request, url),
+            planner=self.services.planner is not None,
+            version=__version__,
+            login=session.kind,
+        )
 
     def _refuse_login(
         self, request: Request, reason: str = "nobody is logged in", code: str = "login"
     ) -> Response:
         error = {"message": reason, "type": "authentication_error", "param": None, "code": code}
-        body = {"error": error, **self._describe_login()}
+        body = {"error": error, "login": self._list_ways(), "fresh": self.services.gateway is None}
         return _json(body, 401, self._drop_cookie(request))
 
     def _describe_nobody(self, request: Request, message: str | None = None) -> Response:
         """Answer who is logged in: nobody, which is no error."""
-        body = {"role": None, "message": message, **self._describe_login()}
+        body = ShownSession(
+            role=None,
+            message=message,
+            login=self._list_ways(),
+            fresh=self.services.gateway is None,
+        )
         return _json(body, headers=self._drop_cookie(request))
 
-    def _describe_login(self) -> dict[str, Any]:
+    def _list_ways(self) -> LoginWays:
         gateway = self.services.gateway
-        return {
-            "login": {
-                "key": gateway is not None and gateway.url is not None,
-                "link": gateway is None or gateway.is_owned,
-                "header": self.settings.trust.header is not None,
-            },
-            "fresh": gateway is None,
-        }
+        return LoginWays(
+            key=gateway is not None and gateway.url is not None,
+            link=gateway is None or gateway.is_owned,
+            header=self.settings.trust.header is not None,
+        )
 
     def _drop_cookie(self, request: Request) -> tuple[tuple[str, str], ...]:
         """Return the header that takes a cookie away which stands for nobody."""
@@ -576,7 +588,7 @@ def _note_asker(session: LoginSession, body: bytes) -> None:
     if session.kind == "key":
         session.name = asker.name or asker.id or "key"
         session.owner = asker.owner
-        session.role = asker.role if asker.role in ROLES else "viewer"
+        session.role = find_role(asker.role) or "viewer"
 
 
 def _find_new_place(request: Request) -> Response | None:

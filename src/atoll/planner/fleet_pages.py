@@ -1,18 +1,17 @@
-"""Fleets and how they stand: `/atoll/v1/fleets`, and `/atoll/v1/live` for whoever stays."""
+"""Fleets and how they stand: `/atoll/v1/fleets`."""
 
 from __future__ import annotations
 
 import asyncio
 
-from atoll.planner.fleets import describe_status
+from atoll.planner.fleets import FleetList, ShownFleet, describe_status
 from atoll.planner.planner_service import (
-    EVENTS,
     PlannerRequest,
     PlannerRoute,
     PlanningService,
     json_response,
 )
-from atoll.runtime.http.handlers import Answer, EventStream
+from atoll.runtime.http.handlers import Answer
 
 
 async def show_fleets(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -28,17 +27,9 @@ async def show_fleet(planner: PlanningService, request: PlannerRequest) -> Answe
     return json_response(describe_status(entry, seen.get(entry.name)))
 
 
-async def show_live(planner: PlanningService, request: PlannerRequest) -> Answer:
-    """Answer with fleets, at once and when something has changed."""
-    del request
-    return EventStream(planner.watch.listen(), (("cache-control", "no-store"),))
-
-
 ROUTES = (
-    PlannerRoute("GET", "/atoll/v1/fleets", "viewer", show_fleets, "All fleets"),
-    PlannerRoute("GET", "/atoll/v1/fleets/{name}", "viewer", show_fleet, "How a fleet stands"),
+    PlannerRoute("GET", "fleets", "viewer", show_fleets, "All fleets", gives=FleetList),
     PlannerRoute(
-        *("GET", "/atoll/v1/live", "viewer", show_live, "All fleets, as events"),
-        makes=(EVENTS,),
+        *("GET", "fleets/{name}", "viewer", show_fleet, "How a fleet stands"), gives=ShownFleet
     ),
 )

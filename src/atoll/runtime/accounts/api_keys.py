@@ -13,11 +13,12 @@ import secrets
 import string
 from dataclasses import dataclass, field
 from fnmatch import translate
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from pydantic import Field, field_validator
 
 from atoll.core.frozen import Frozen
+from atoll.core.roles import Role
 from atoll.runtime.pool.policy import Policy
 
 _ID_LETTERS = string.ascii_lowercase + string.digits
@@ -28,11 +29,6 @@ _SECRET_LENGTH = 43
 _TEXT = re.compile(rb"atoll-([a-z0-9]{12})-([A-Za-z0-9]{43})")
 _KNOWN_MODELS = 1024
 _WORST = "0" * 64
-
-Role = Literal["admin", "operator", "member", "viewer"]
-"""Rights of a key besides asking models: change everything, run fleets and machines, look after its own, or
-only look."""
-ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class PresentedKey(NamedTuple):
@@ -88,6 +84,34 @@ class NewKey(Frozen):
         if any(not name or len(name) > 512 for name in value):
             raise ValueError("a model has a name of 1 to 512 characters")
         return value
+
+
+class DescribedKey(TypedDict):
+    """A key as it is shown: what its maker said of it (`NewKey`), and how it stands."""
+
+    id: str
+    state: Literal["active", "expired", "revoked"]
+    name: str
+    owner: str
+    role: Role
+    models: list[str]
+    requests_per_min: int | None
+    tokens_per_min: int | None
+    tokens_per_day: int | None
+    tokens_per_month: int | None
+    tokens_total: int | None
+    audio_seconds_per_day: int | None
+    audio_seconds_per_month: int | None
+    audio_seconds_total: int | None
+    pixels_per_day: int | None
+    pixels_per_month: int | None
+    pixels_total: int | None
+    concurrent: int | None
+    policy: dict[str, Any] | None
+    track: bool
+    expires_s: float | None
+    created_s: float
+    revoked_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
