@@ -21,6 +21,7 @@ from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.server import Dashboard, DashboardSettings
 from atoll.dashboard.services import ServiceAddress, ServiceDirectory
 from atoll.deploy.target_table import TargetSettings
+from atoll.fabric.identity.authority import Authority
 from atoll.planner.jobs import JobRunner
 from atoll.planner.planner_api import PlannerApi
 from atoll.planner.planner_service import PlanningService
@@ -32,6 +33,7 @@ from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.pool.routes import ModelPromise
 from tests.dashboard.browser.conftest import SiteOnItsLoop, Visit
+from tests.planner.test_fleet_edit import FLEET
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 
 if TYPE_CHECKING:
@@ -104,7 +106,10 @@ class RealSite(SiteOnItsLoop):
         # An operated fleet whose home is where `operate --state` keeps it.
         home = FleetHome(self.folder / "home")
         home.make()
-        home.write(FleetRecord(name="lab", source="gone.yaml", targets=TargetSettings(), up=True))
+        source = self.folder / "lab.yaml"
+        source.write_text(FLEET)
+        home.write(FleetRecord(name="lab", source=str(source), targets=TargetSettings(), up=True))
+        Authority.create(home.folder / "fabric", "lab", ["127.0.0.1:9"])
         (home.folder / "gateway.log").write_text("gateway starts\n")
         planner = PlannerApi(PlanningService((), (home.folder,), JobRunner(1, modules=())))
         self.services = ServiceDirectory(
