@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 from atoll.control.operation.fleet_home import (
     MAX_PLAN_BYTES,
@@ -62,11 +62,20 @@ class FleetList(TypedDict):
     plans: int
 
 
+class ServedFleet(TypedDict):
+    """A plan that `atoll serve` serves here; `live` has what its gateway and instances say of themselves."""
+
+    fleet: FleetState
+    live: dict[str, Any]
+
+
 class ShownFleet(ListedFleet):
-    """A fleet with its instances."""
+    """A fleet as it is shown alone: as one that is operated, and as it is served here."""
 
     instances: tuple[InstanceRow, ...]
     stand_ins: tuple[str, ...]
+    status: FleetStatus | None
+    served: list[ServedFleet]
 
 
 Look = Callable[[FleetHome, FleetRecord, float], FleetStatus]
@@ -143,6 +152,14 @@ class FleetShelf:
         seen = await self.look()
         return [describe_fleet(entry, seen.get(entry.name)) for entry in entries]
 
+    async def look_at(self, entry: FleetEntry) -> FleetSight | None:
+        """Return how one fleet stands, for whoever waits for it alone; None of one that is not operated."""
+        if entry.record is None:
+            return None
+        if asyncio.get_running_loop().time() - self._seen_s < _FRESH_S and entry.name in self._seen:
+            return self._seen[entry.name]
+        return await asyncio.to_thread(self._see, entry)
+
     async def look(self) -> dict[str, FleetSight]:
         """Return how operated fleets stand, a few seconds old at most unless machines take longer."""
         loop = asyncio.get_running_loop()
@@ -199,13 +216,17 @@ def describe_fleet(entry: FleetEntry, sight: FleetSight | None) -> ListedFleet:
     return said
 
 
-def describe_status(entry: FleetEntry, sight: FleetSight | None) -> ShownFleet:
-    """Return a fleet with its instances, as it is shown alone."""
+def describe_status(
+    entry: FleetEntry, sight: FleetSight | None, served: list[ServedFleet]
+) -> ShownFleet:
+    """Return a fleet as it is shown alone."""
     status = None if sight is None else sight.status
     return ShownFleet(
         **describe_fleet(entry, sight),
         instances=() if status is None else status.instances,
         stand_ins=() if status is None else status.stand_ins,
+        status=status,
+        served=served,
     )
 
 

@@ -25,7 +25,7 @@ from atoll.runtime.http.api_route import EVENTS, JSON
 from atoll.runtime.http.handlers import Answer, EventStream
 from atoll.runtime.openai import ApiError
 
-_MAX_LINES = 10_000
+_MAX_LINES = 100_000
 _FOLLOWED = 1000
 """Lines that are looked at for what is new; more than an instance says between two looks."""
 _EVERY_S = 1.0

@@ -35,9 +35,10 @@ class NextAnswer(Frozen):
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many of the last events are meant."""
+    """How many of the last events are meant, and of which instance."""
 
     last: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 200
+    instance: str | None = None
 
 
 class HistoryEvents(TypedDict):
@@ -59,11 +60,12 @@ async def show_plan(planner: PlanningService, request: PlannerRequest) -> Answer
 
 async def show_history(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with what was decided and why, the newest last."""
-    last = request.read(HistoryQuery).last
+    query = request.read(HistoryQuery)
     entry = await _find(planner, request)
     if entry.home is None:
         return json_response(HistoryEvents(events=[]))
-    events = await asyncio.to_thread(entry.home.history.read, last=last)
+    read = entry.home.history.read
+    events = await asyncio.to_thread(read, instance=query.instance, last=query.last)
     return json_response(HistoryEvents(events=list(events)))
 
 

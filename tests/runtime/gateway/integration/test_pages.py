@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.cli.status import ask_fleet
+from atoll.planner.fleet_pages import ask_fleet
 from atoll.core.errors import InputError
 from atoll.core.paths import runtime_dir
 from atoll.core.version import __version__
