@@ -241,6 +241,7 @@ class Dashboard:
         if path == b"/openapi.json":
             return await self._show_document(request)
         if path == _SESSION and request.method == b"GET":
+            await self._refresh(self._owner)
             return _json(self._describe(request, self._owner))
         if is_api(path) and path != _SESSION:
             return await self._answer_for(request, self._owner)

@@ -11,12 +11,14 @@ import hmac
 import re
 import secrets
 import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from pydantic import Field, field_validator
 
+from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.frozen import Frozen
 from atoll.core.roles import Role
 from atoll.runtime.pool.policy import Policy
@@ -143,6 +145,26 @@ class ApiKey:
             "created_s": self.created_s,
             "revoked_s": self.revoked_s,
         }
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> ApiKey:
+        """Read what `describe` said."""
+        spec = NewKey.parse({name: said[name] for name in NewKey.model_fields})
+        return cls(said["id"], spec, said["created_s"], said["revoked_s"], 0)
+
+
+def choose_key(known: Sequence[ApiKey], name: str) -> ApiKey:
+    """Return the key with an id, or with a name that only one key has."""
+    # Ids first: a name may be anything, another key's id too.
+    matching = [key for key in known if key.id == name] or [
+        key for key in known if key.spec.name == name
+    ]
+    if len(matching) > 1:
+        ids = ", ".join(key.id for key in matching)
+        raise UsageError(f"{len(matching)} keys are called {name!r}", hint=f"use an id: {ids}")
+    if not matching:
+        raise UnknownNameError("key", name, [k.id for k in known] + [k.spec.name for k in known])
+    return matching[0]
 
 
 def make_key() -> tuple[str, str, str]:

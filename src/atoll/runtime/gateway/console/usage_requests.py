@@ -71,12 +71,21 @@ class BudgetList(TypedDict):
     budgets: list[ShownBudget]
 
 
+class ShownGap(TypedDict):
+    """A time (Unix) in which a gateway could not write down all, and how many requests are missing of it."""
+
+    since_s: float
+    until_s: float | None
+    lost: int
+
+
 class UsageSums(TypedDict):
-    """Sums in the order of their groups; `truncated`: there are more."""
+    """Sums in the order of their groups; `truncated`: there are more. Members are told of no gaps."""
 
     by: list[str]
     rows: list[dict[str, Any]]
     truncated: bool
+    gaps: list[ShownGap]
 
 
 def show_budgets(call: ConsoleCall) -> Response:
@@ -108,6 +117,7 @@ async def show_usage(call: ConsoleCall) -> Response:
     """Sum up what was used; for members, by their own keys."""
     accounts = call.accounts
     # There where accounts are: it needs what the database needs.
+    from atoll.runtime.accounts.gaps import read_gaps
     from atoll.runtime.accounts.usage_report import SUMS, columns_of, usage
 
     query = call.query(UsageQuery)
@@ -115,12 +125,18 @@ async def show_usage(call: ConsoleCall) -> Response:
     span = _period(call, query)
     is_csv = query.format == "csv"
     max_rows = CSV_ROWS if is_csv else ROWS
-    read = _CsvText(columns_of(by)) if is_csv else _JsonRows()
+    gaps: list[ShownGap] = []
+    read = _CsvText(columns_of(by)) if is_csv else _JsonRows(gaps)
     if span is not None:
         async with (
             call.gate.enter(call.caller.key_id),
             aclosing(usage(accounts.database, by, span, max_rows + 1)) as rows,
         ):
+            if not is_csv and call.caller.role != "member":
+                gaps += [
+                    ShownGap(since_s=gap.since_s, until_s=gap.until_s, lost=gap.lost)
+                    for gap in await read_gaps(accounts.database, span.since_s, span.until_s)
+                ]
             async for row in rows:
                 read.add(row)
                 if read.count % _AT_A_TIME == 0:
@@ -131,8 +147,9 @@ async def show_usage(call: ConsoleCall) -> Response:
 class _JsonRows:
     """Rows as JSON."""
 
-    def __init__(self) -> None:
+    def __init__(self, gaps: list[ShownGap]) -> None:
         self.count = 0
+        self.gaps = gaps
         self._rows: list[Row] = []
 
     def add(self, row: Row) -> None:
@@ -141,7 +158,8 @@ class _JsonRows:
 
     def answer(self, by: Sequence[str]) -> Response:
         rows = self._rows[:ROWS]
-        return show(UsageSums(by=list(by), rows=rows, truncated=self.count > ROWS))
+        truncated = self.count > ROWS
+        return show(UsageSums(by=list(by), rows=rows, truncated=truncated, gaps=self.gaps))
 
 
 class _CsvText:
