@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,7 @@ class ConsoleClient:
         return json.loads(answer.body)
 
     async def _work(self, path: str, body: object, say: Callable[[str], None]) -> Any:
+        from atoll.dashboard.live import EventParser
         from atoll.runtime.http.http_client import open_stream
 
         opened = open_stream(
@@ -127,13 +128,15 @@ class ConsoleClient:
             pieces = answer.pieces(_JOB_S)
             if answer.status != 200:
                 raise _refusal(answer.status, b"".join([piece async for piece in pieces]))
-            async for event, said in _events(pieces):
-                if event == "progress":
-                    say(str(said.get("text", "")))
-                elif event == "result":
-                    return said
-                else:
-                    raise _refusal(400, json.dumps(said).encode())
+            parser = EventParser()
+            async for piece in pieces:
+                for event, said in parser.feed(piece):
+                    if event == b"progress":
+                        say(str(json.loads(said).get("text", "")))
+                    elif event == b"result":
+                        return json.loads(said)
+                    else:
+                        raise _refusal(400, said)
         raise AtollError("the console broke off before it had an answer")
 
 
@@ -157,20 +160,6 @@ async def _answer_inside(states: tuple[Path, ...], method: str, path: str, body:
         await planner.close()
     assert isinstance(answer, Response)
     return json.loads(answer.body)
-
-
-async def _events(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[tuple[str, Any], None]:
-    rest = b""
-    async for piece in pieces:
-        *blocks, rest = (rest + piece).split(b"\n\n")
-        for block in blocks:
-            lines = dict(
-                line.split(": ", 1)
-                for line in block.decode().splitlines()
-                if not line.startswith(":") and ": " in line
-            )
-            if "data" in lines:
-                yield lines.get("event", "message"), json.loads(lines["data"])
 
 
 def _refusal(status: int, body: bytes) -> AtollError:
