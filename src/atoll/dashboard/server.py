@@ -229,7 +229,7 @@ class Dashboard:
         if not length.isdigit() or int(length) > _OWN_BYTES:
             raise ApiError(
                 401,
-                "a large body comes after a login: ask for /session with this key first",
+                "a large body comes after a login: ask for /atoll/v1/session with this key first",
                 kind="authentication_error",
                 code="login",
             )
@@ -245,6 +245,8 @@ class Dashboard:
             return _json(self._describe(request, self._owner))
         if is_api(path) and path != _SESSION:
             return await self._answer_for(request, self._owner)
+        if (moved := _find_new_place(request)) is not None:
+            return moved
         raise ApiError(404, f"there is nothing at {path.decode('latin-1')[:200]}", code="not_found")
 
     async def answer(self, request: Request) -> Answer:
