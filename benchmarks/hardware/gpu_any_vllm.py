@@ -133,6 +133,8 @@ def commands(
             *("--max-num-seqs", str(sequences), "--max-num-batched-tokens", str(_TOKENS_A_STEP)),
             *("--limit-mm-per-prompt", '{"image": 1, "video": 0}', "--skip-mm-profiling"),
             *("--kv-cache-memory-bytes", "20G" if on_gpu else "1G"),
+            # Two servers share the GPU; this is only looked at as they start.
+            *(("--gpu-memory-utilization", "0.4") if on_gpu else ()),
             *("--disable-uvicorn-access-log", *arguments, *more),
         ]
 
