@@ -33,11 +33,11 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -50,12 +50,14 @@ from benchmarks.hardware.gpu_any import (
     FULL,
     LOAD,
     PICTURE,
+    PICTURE_SHARE,
     RESULTS,
     SERVICE,
     TEXT,
     TINY,
     Asked,
     Asker,
+    Seen,
     Shape,
     draw_arrivals,
     draw_mix,
@@ -69,7 +71,16 @@ from benchmarks.hardware.gpu_any import (
 )
 from benchmarks.report import Figure, finish, options
 
+if TYPE_CHECKING:
+    from atoll.sim.tasks.task_fleet import TaskFleet
+
 WAYS = ("monolith", "serial", "apart")
+Host: TypeAlias = Literal["beside", "on", ""]
+HOSTS: tuple[Host, ...] = ("beside", "on", "")
+_TEXT_TOKENS = 200.0
+_PICTURE_TOKENS = 20.0 + round(FULL.picture[0] / 28) * round(FULL.picture[1] / 28)
+_KV_TOKENS = 374_000
+"""Tokens of the KV cache of `--kv-cache-memory-bytes 20G`."""
 SEQUENCES = 64
 """Requests that a server works on at once, where not one."""
 _SMALL = replace(
@@ -84,6 +95,8 @@ _HELD_TOKENS = 400
 _HELD_PICTURES = 6
 _READY_S = 240.0
 _TOKENS_A_STEP = 8192
+_IN_A_STEP = int(_TOKENS_A_STEP / _PICTURE_TOKENS)
+"""Pictures that fit into a step."""
 _CUTS = {
     "start": ("--enforce-eager",),
     "graphs": (
@@ -486,43 +499,226 @@ def _version(name: str) -> str:
     return "none"
 
 
+@dataclass(frozen=True, slots=True)
+class PartTimes:
+    """Seconds of the parts of one server, each with little or nothing beside it.
+
+    prepare_s: of a picture, in the one thread of the process that answers HTTP. encoder_s: of a picture on
+    the GPU, in a step. prefill: tokens of prompts in a step, and what it takes without the encoder. decode:
+    sequences, and seconds of a step that makes a token of each. hidden_s: what a step with prompts and tokens
+    takes less than one with prompts and one with tokens. around_s: by class, what a first token takes more
+    than all that, which nobody waits for but the request itself: HTTP, reading a picture, scheduling.
+    """
+
+    prepare_s: float
+    encoder_s: float
+    prefill: tuple[tuple[float, float], ...]
+    decode: tuple[tuple[float, float], ...]
+    hidden_s: float
+    around_s: Mapping[str, float]
+
+
+def read_parts(
+    times: Mapping[str, Mapping[str, Mapping[str, float]]], rows: Sequence[Asked]
+) -> PartTimes:
+    """Return what parts take, from the stages that ask for little at a time."""
+
+    def mean_s(stage: str, key: str) -> float:
+        return 1e-3 * times[stage][key]["mean"]
+
+    prepare_s, encoder_s = (mean_s("alone", key) for key in ("prepare", "encoder of 1"))
+    text_s = mean_s("alone", "step of prompts")
+    picture_s = mean_s("alone", "step of 1 pictures") - encoder_s
+    two_s = mean_s("warm-up", "step of 2 pictures") - mean_s("warm-up", "encoder of 2")
+    one, eight = (
+        mean_s("alone", "step of tokens, up to 1"),
+        mean_s("calm", "step of tokens, up to 8"),
+    )
+    both = mean_s("held", "step of 1 pictures") - mean_s("held", "encoder of 1")
+    alone = {TEXT: text_s, PICTURE: prepare_s + encoder_s + picture_s}
+    firsts = {
+        klass: [
+            1e-3 * float(row.ttft_ms) for row in rows if (row.run, row.klass) == ("alone", klass)
+        ]
+        for klass in alone
+    }
+    return PartTimes(
+        prepare_s,
+        encoder_s,
+        ((_TEXT_TOKENS, text_s), (_PICTURE_TOKENS, picture_s), (2 * _PICTURE_TOKENS, two_s)),
+        ((1.0, one), (float(_LONG), eight)),
+        # It cannot be more than the shortest step.
+        min(max(picture_s + eight - both, 0.0), one),
+        {klass: float(np.mean(firsts[klass])) - each for klass, each in alone.items()},
+    )
+
+
+def make_fleet(parts: PartTimes, sequences: int, host: Host) -> TaskFleet:
+    """Return one server as it is simulated: its encoder works in its steps, between those of tokens.
+
+    `host` is where pictures are prepared: "beside" the GPU, one after the other, or "on" it, as if its time
+    were the GPU's, or nowhere ("").
+    """
+    from atoll.sim.tasks.task_fleet import (
+        Amount,
+        BatchPart,
+        ClassSpec,
+        ExecutorSpec,
+        PartEdge,
+        PartModel,
+        PartNeed,
+        PathSpec,
+        StepSpec,
+        StepTable,
+        TaskFleet,
+        TokenPart,
+    )
+
+    prepare_s = parts.prepare_s if host else 1e-9
+    gpu: dict[str, PartModel] = {
+        # So many fit into a step.
+        "vision": BatchPart({PICTURE: parts.encoder_s}, max_batch=_IN_A_STEP),
+        "llm": TokenPart(
+            StepTable(parts.prefill, parts.decode, shared_s=parts.hidden_s),
+            _KV_TOKENS,
+            sequences,
+            _TOKENS_A_STEP,
+        ),
+    }
+    prepare = BatchPart({PICTURE: prepare_s})
+    if host == "on":
+        executors = (ExecutorSpec("gpu", "box", SERVICE, {"prepare": prepare, **gpu}),)
+    else:
+        executors = (
+            ExecutorSpec("gpu", "box", SERVICE, gpu),
+            ExecutorSpec("api", "box", SERVICE, {"prepare": prepare}),
+        )
+    needs = {"llm": PartNeed(prompt=Amount(_TEXT_TOKENS), answer=Amount(float(FULL.answer)))}
+    pictured = {
+        "prepare": PartNeed(),
+        "vision": PartNeed(),
+        "llm": PartNeed(prompt=Amount(_PICTURE_TOKENS), answer=Amount(float(FULL.answer))),
+    }
+    edges = (PartEdge("prepare", "vision"), PartEdge("vision", "llm"))
+    classes = (
+        ClassSpec(SERVICE, TEXT, 1.0 - PICTURE_SHARE, needs),
+        ClassSpec(SERVICE, PICTURE, PICTURE_SHARE, pictured, edges),
+    )
+    paths = tuple(
+        PathSpec(
+            SERVICE,
+            klass.name,
+            1.0,
+            tuple(
+                StepSpec(used, ((executor.name, 1.0),))
+                for executor in reversed(executors)
+                if (used := tuple(part for part in executor.parts if part in klass.needs))
+            ),
+        )
+        for klass in classes
+    )
+    return TaskFleet(executors, classes, paths)
+
+
+def simulate(parts: PartTimes, load: Sequence[Asked], host: Host = "beside") -> Seen:
+    """Return what the monolith does in simulation: with clients that wait, and under the load."""
+    from atoll.sim.tasks.simulate_tasks import simulate_tasks
+    from atoll.sim.tasks.task_demand import Arrivals, Demand
+
+    fleet = make_fleet(parts, CLIENTS, host)
+    carried = simulate_tasks(fleet, requests=600, arrivals=Arrivals(at_once=True), seed=37)
+    order = sorted(load, key=lambda row: float(row.arrival_s))
+    names = [klass.name for klass in fleet.classes]
+    ones = np.ones(len(order))
+    demand = Demand(
+        np.array([float(row.arrival_s) for row in order]),
+        np.array([names.index(row.klass) for row in order]),
+        ones,
+        ones,
+    )
+    under = simulate_tasks(make_fleet(parts, SEQUENCES, host), demand=demand, warmup=0.0).columns
+    around_s = np.array([parts.around_s[row.klass] for row in order])
+    return Seen(
+        carried.by_makespan_per_s,
+        1e3 * (under.ttft_s + around_s),
+        1e3 * (under.e2e_s + around_s),
+    )
+
+
+def read(results: Path = RESULTS) -> tuple[dict[str, Any], list[Asked]]:
+    """Return the notes and all requests of the kept run."""
+    path = results / "gpu_any_vllm.json"
+    with path.with_suffix(".csv").open() as stream:
+        return json.loads(path.read_text()), [Asked(**row) for row in csv.DictReader(stream)]
+
+
+def _show(way: str, about: Mapping[str, Any], rows: Sequence[Asked]) -> None:
+    """Print what clients saw and where the time went, for one way."""
+    print(f"{way}: {about['carried_per_s']:.2f} requests/s")
+    for run in ("alone", "load"):
+        for klass in (TEXT, PICTURE):
+            of = [row for row in rows if (row.way, row.run, row.klass) == (way, run, klass)]
+            if good := [row for row in of if not row.error]:
+                ttft, whole = (
+                    np.array([float(getattr(row, name)) for row in good])
+                    for name in ("ttft_ms", "e2e_ms")
+                )
+                print(
+                    f"  {run:8s}{klass:12s}{len(good):4d}  TTFT mean {np.mean(ttft):6.1f} p95"
+                    f" {np.percentile(ttft, 95):6.1f}  whole p95 {np.percentile(whole, 95):6.1f} ms"
+                )
+    for stage in ("alone", "calm", "held", "load"):
+        for key, each in about["times"].get(stage, {}).items():
+            print(
+                f"  {stage:8s}{key:28s}{each['count']:6d}  mean {each['mean']:7.2f}"
+                f"  p95 {each['p95']:7.2f} ms"
+            )
+
+
 def figures(results: Path = RESULTS) -> list[Figure]:
     """Print what each way did, and return the figures."""
-    path = results / "gpu_any_vllm.json"
-    if not path.is_file():
-        return [Figure("monolith_carried", None, note="never run on a GPU")]
-    note = json.loads(path.read_text())
-    with path.with_suffix(".csv").open() as stream:
-        rows = [Asked(**row) for row in csv.DictReader(stream)]
+    note, rows = read(results)
     print(f"{note['model']}; {note['gpu']}; {note['versions']}")
-    made: list[Figure] = []
-    for way, about in note["ways"].items():
-        if "carried_per_s" not in about:
-            print(way, about.get("error", "was not served"))
-            continue
-        print(f"{way}: {about['carried_per_s']:.2f} requests/s")
-        for run in ("alone", "load"):
-            for klass in (TEXT, PICTURE):
-                of = [row for row in rows if (row.way, row.run, row.klass) == (way, run, klass)]
-                good = [row for row in of if not row.error]
-                if good:
-                    ttft = [float(row.ttft_ms) for row in good]
-                    whole = [float(row.e2e_ms) for row in good]
-                    print(
-                        f"  {run:6s}{klass:12s}{len(good):4d}  TTFT mean {np.mean(ttft):7.1f} p95"
-                        f" {np.percentile(ttft, 95):7.1f}  whole p95 {np.percentile(whole, 95):7.1f} ms"
-                    )
-        for stage, groups in about.get("times", {}).items():
-            for key, each in groups.items():
-                print(
-                    f"  {stage:8s}{key:28s}{each['count']:6d}  mean {each['mean']:8.2f}"
-                    f"  median {each['median']:8.2f}  p95 {each['p95']:8.2f} ms"
-                )
-        made += [
-            Figure(f"{way}_carried", about["carried_per_s"], note="requests/s"),
-            Figure(f"{way}_errors", sum(bool(row.error) for row in rows if row.way == way), 0.0),
-        ]
-    return made
+    ways = note["ways"]
+    for way, about in ways.items():
+        _show(way, about, rows)
+    load = [row for row in rows if (row.way, row.run) == ("monolith", "load")]
+    served = Seen(
+        ways["monolith"]["carried_per_s"],
+        *(np.array([float(getattr(row, name)) for row in load]) for name in ("ttft_ms", "e2e_ms")),
+    )
+    times = ways["monolith"]["times"]
+    parts = read_parts(times, [row for row in rows if row.way == "monolith"])
+    print(f"{parts}\n{'monolith':24s}{'carried/s':>10s}{'TTFT p95 ms':>13s}{'whole p95 ms':>14s}")
+    found = {f"simulated, host {host}": simulate(parts, load, host) for host in HOSTS}
+    for name, seen in {"served": served, **found}.items():
+        ttft, whole = (seen.p95(each) for each in ("ttft_ms", "e2e_ms"))
+        print(f"{name:24s}{seen.carried_per_s:10.2f}{ttft:13.0f}{whole:14.0f}")
+    beside = found["simulated, host beside"]
+    errors = {
+        "carried": beside.carried_per_s / served.carried_per_s,
+        **{name: beside.p95(name) / served.p95(name) for name in ("ttft_ms", "e2e_ms")},
+    }
+    carried = {way: about["carried_per_s"] for way, about in ways.items()}
+    held, still = (times[stage] for stage in ("held", "calm"))
+    return [
+        Figure(
+            "batching", carried["monolith"] / carried["serial"], note="carried, over one at a time"
+        ),
+        Figure("apart_ratio", carried["apart"] / carried["monolith"], note="on one GPU"),
+        Figure("prepare_ms", times["load"]["prepare"]["mean"], note="a picture, in one thread"),
+        Figure("encoder_ms", times["load"]["encoder of 1"]["mean"], note="a picture, in a step"),
+        Figure(
+            "held_up_ms",
+            held["step that holds others up"]["mean"] - still["step of tokens, up to 8"]["mean"],
+            note="how much later a token comes when a picture does",
+        ),
+        *(
+            Figure(f"{name}_err", 100.0 * abs(ratio - 1.0), 15.0, f"{100 * (ratio - 1):+.1f} %")
+            for name, ratio in errors.items()
+        ),
+        Figure("errors", sum(bool(row.error) for row in rows), 0.0),
+    ]
 
 
 def main() -> None:

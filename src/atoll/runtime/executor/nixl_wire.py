@@ -15,6 +15,7 @@ import asyncio
 import importlib
 import ipaddress
 import logging
+import os
 import queue
 import secrets
 import threading
@@ -41,6 +42,8 @@ MAX_METADATA = 2**16
 _LEAST_BYTES = 2**18
 """Smaller arrays are there sooner over the connection."""
 _PAUSE_S = 50e-6
+_PUSHES = 32
+"""How often the agent gets on before it rests again: each time moves some kilobytes where there is no RDMA."""
 _PATIENCE_S = 2.0
 _LEAST_BYTES_PER_S = 20e6
 _AGAIN_S = 60.0
@@ -249,19 +252,23 @@ class NixlWire:
                 job()
             except queue.Empty:
                 pass
-            if self._lent:
-                # Without a thread of its own the agent gets on only when it is asked something.
-                try:
-                    self._agent.get_new_notifs()
-                except Exception as error:  # noqa: BLE001 - readers see for themselves
-                    _LOG.debug("NIXL: %s", error)
-            for read in list(self._reads):
-                self._look_at(read)
+            for _ in range(_PUSHES):
+                self._push()
         while not self._jobs.empty():
             if (job := self._jobs.get()) is not None:
                 job()
         for read in list(self._reads):
             self._fail(read, "it is being closed")
+
+    def _push(self) -> None:
+        """Have transfers get on: without a thread of its own the agent does so only when it is asked."""
+        if self._lent:
+            try:
+                self._agent.get_new_notifs()
+            except Exception as error:  # noqa: BLE001 - readers see for themselves
+                _LOG.debug("NIXL: %s", error)
+        for read in list(self._reads):
+            self._look_at(read)
 
     def _begin(self, make_agent: Callable[[], NixlAgent]) -> bytes:
         self._agent = make_agent()
@@ -343,6 +350,8 @@ def open_wire(mode: NixlMode, name: str, host: str) -> NixlWire | None:
     if mode == "never" or (mode == "auto" and (_is_here(host) or find_spec("nixl") is None)):
         return None
     require_extras("nixl")
+    # It would greet on standard output.
+    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     api = importlib.import_module("nixl._api")
 
     def make_agent() -> NixlAgent:
