@@ -43,7 +43,7 @@ _LEAST_BYTES = 2**18
 """Smaller arrays are there sooner over the connection."""
 _PAUSE_S = 50e-6
 _PUSHES = 32
-"""How often the agent gets on before it rests again: each time moves some kilobytes where there is no RDMA."""
+"""How often the agent gets on before it rests again: without RDMA each time moves some kilobytes."""
 _PATIENCE_S = 2.0
 _LEAST_BYTES_PER_S = 20e6
 _AGAIN_S = 60.0
