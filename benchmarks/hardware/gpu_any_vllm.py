@@ -587,12 +587,12 @@ def make_fleet(parts: PartTimes, sequences: int, host: Host) -> TaskFleet:
     }
     prepare = BatchPart({PICTURE: prepare_s})
     if host == "on":
-        executors = (ExecutorSpec("gpu", "box", SERVICE, {"prepare": prepare, **gpu}),)
+        executors = [ExecutorSpec("gpu", "box", SERVICE, {"prepare": prepare, **gpu})]
     else:
-        executors = (
-            ExecutorSpec("gpu", "box", SERVICE, gpu),
+        executors = [
             ExecutorSpec("api", "box", SERVICE, {"prepare": prepare}),
-        )
+            ExecutorSpec("gpu", "box", SERVICE, gpu),
+        ]
     needs = {"llm": PartNeed(prompt=Amount(_TEXT_TOKENS), answer=Amount(float(FULL.answer)))}
     pictured = {
         "prepare": PartNeed(),
@@ -611,13 +611,13 @@ def make_fleet(parts: PartTimes, sequences: int, host: Host) -> TaskFleet:
             1.0,
             tuple(
                 StepSpec(used, ((executor.name, 1.0),))
-                for executor in reversed(executors)
+                for executor in executors
                 if (used := tuple(part for part in executor.parts if part in klass.needs))
             ),
         )
         for klass in classes
     )
-    return TaskFleet(executors, classes, paths)
+    return TaskFleet(tuple(executors), classes, paths)
 
 
 def simulate(parts: PartTimes, load: Sequence[Asked], host: Host = "beside") -> Seen:

@@ -80,6 +80,7 @@ async def test_small_arrays_and_those_of_others_are_not_asked_for() -> None:
         assert not wire.may_read(wire.metadata, 4097)
         assert wire.may_read(wire.metadata, 2**18)
         assert not wire.may_read(b"", 2**18)
+        assert not wire.may_read(bytes(2**16 + 1), 2**18)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_an_agent_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(nixl_wire, "find_spec", lambda _: True)
     monkeypatch.setattr(nixl_wire, "require_extras", lambda *_: None)
-    monkeypatch.setattr(nixl_wire.importlib, "import_module", lambda _: Api)
+    monkeypatch.setattr("importlib.import_module", lambda _: Api)
     assert open_wire("auto", "e1", "10.0.0.1") is None
     with pytest.raises(InputError, match="no devices"):
         open_wire("always", "e1", "10.0.0.1")

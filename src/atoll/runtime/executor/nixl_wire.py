@@ -159,7 +159,9 @@ class NixlWire:
 
     def may_read(self, metadata: bytes, nbytes: int) -> bool:
         """Return whether an array of another agent should be asked for this way."""
-        if not metadata or not self._least_bytes <= nbytes <= self._room.nbytes:
+        if not 0 < len(metadata) <= MAX_METADATA:
+            return False
+        if not self._least_bytes <= nbytes <= self._room.nbytes:
             return False
         return self.only or self._closed_until_s.get(metadata, 0.0) <= self._clock()
 
