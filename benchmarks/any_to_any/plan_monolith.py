@@ -2,7 +2,8 @@
 
 Chats, pictures with a question, spoken questions answered aloud. By default the parts wait as long as devices
 would compute (`timed_parts`), each executor a device: so figures do not depend on who else uses the machine.
-With `--real` they are small real parts on the cores of this machine, each core a machine of its own, which
+Some of these devices are weak, and weaker at reading weights than at computing, as small GPUs are: a monolith
+writes slowly there, while a plan may have encoders and voices on them. With `--real` they are small real parts on the cores of this machine, each core a machine of its own, which
 should have nothing else to do: the simulator is told the share of a core that executors had while they wanted
 one.
 
@@ -20,7 +21,7 @@ import argparse
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,7 @@ from atoll.perf.components.class_loads import media_tokens
 from atoll.plan.plan import Plan
 from atoll.runtime.local.cores import usable_cores
 from atoll.runtime.task_fleet.core_fit import fit_core
+from atoll.runtime.task_fleet.deployment import TaskDeployment
 from atoll.runtime.task_fleet.measure import TokenPace
 from atoll.runtime.task_fleet.parts import TASKS, ServedParts, own_parts
 from atoll.workload.classes import Images, RequestClass
@@ -48,8 +50,10 @@ from benchmarks.any_to_any.speech_client import (
     spoken_body,
 )
 from benchmarks.any_to_any.speech_fleet import (
+    CORE,
     MODEL,
     PARTS,
+    Devices,
     MeanRequest,
     MeasuredCore,
     RunningFleet,
@@ -79,7 +83,9 @@ CLASSES = {"text": 0.4, "image+text": 0.3, "audio -> audio": 0.3}
 """Share of the requests by class."""
 TOKENS = 24
 CLIENTS = 12
-DEVICES = 4
+SLOWER = {CORE: {"compute": 1.0, "memory": 1.0}, "WEAK": {"compute": 1.25, "memory": 3.4}}
+"""By kind of device, how many times as long it takes to compute and to read weights."""
+DEVICES = {CORE: 2, "WEAK": 2}
 _RUNS = 3
 LOAD = 0.7
 COUNT, QUICK_COUNT = 120, 40
@@ -181,7 +187,7 @@ def running_asks(running: RunningFleet, asked: MixedRequests, numbers: Sequence[
 
 
 def _describe(plan: Plan) -> str:
-    return ", ".join("+".join(instance.parts) for instance in plan.instances)
+    return ", ".join(instance.describe() for instance in plan.instances)
 
 
 def timed_served(*, one_sentence: bool = False) -> ServedParts:
@@ -203,14 +209,15 @@ def timed_served(*, one_sentence: bool = False) -> ServedParts:
     )
 
 
-async def measure_timed() -> MeasuredCore:
+async def measure_timed(compute: float = 1.0, memory: float = 1.0) -> MeasuredCore:
     """Measure the parts that wait: units a second, and the mind as a device that reads and computes."""
     sound = {"audio": {"samples": np.zeros(2 * RATE_HZ, np.float32), "rate_hz": RATE_HZ}}
     text = {"text": "word " * 8}
+    eye, ear, voice = (part(compute=compute) for part in (TimedEye, TimedEar, TimedVoice))
     jobs: dict[str, tuple[str, float, TimedPart, dict[str, Any]]] = {
-        "vision": ("image", 1.0, TimedEye(), dict(TimedEye().example())),
-        "audio": ("audio_s", 2.0, TimedEar(), sound),
-        "speech": ("speech_s", 8 * WORD_SPOKEN_S, TimedVoice(), text),
+        "vision": ("image", 1.0, eye, dict(eye.example())),
+        "audio": ("audio_s", 2.0, ear, sound),
+        "speech": ("speech_s", 8 * WORD_SPOKEN_S, voice, text),
     }
     rates = {}
     for part, (unit, amount, component, inputs) in jobs.items():
@@ -220,7 +227,7 @@ async def measure_timed() -> MeasuredCore:
         rates[part] = (unit, _RUNS * amount / (time.perf_counter() - began_s))
     began_s, first_s, tokens = time.perf_counter(), 0.0, 0
     question = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS}
-    async for _ in TimedMind().stream(question):
+    async for _ in TimedMind(compute=compute, memory=memory).stream(question):
         tokens += 1
         first_s = first_s or time.perf_counter() - began_s
     # The last is the end.
@@ -231,30 +238,45 @@ async def measure_timed() -> MeasuredCore:
     return MeasuredCore(rates, {}, speed.bandwidth_gbs, speed.fp16_tflops)
 
 
-async def _measure(real: bool, one_sentence: bool) -> tuple[MeasuredCore, int, ServedParts]:
-    """Return what a device does, how many there are, and the parts."""
+async def _measure(real: bool, one_sentence: bool) -> tuple[Devices, ServedParts]:
+    """Return what devices do and how many there are of each kind, and the parts."""
     if not real:
-        return await measure_timed(), DEVICES, timed_served(one_sentence=one_sentence)
+        timed = {
+            kind: (await measure_timed(**SLOWER[kind]), count) for kind, count in DEVICES.items()
+        }
+        return timed, timed_served(one_sentence=one_sentence)
     cores = usable_cores()
     core = await asyncio.to_thread(measure_core, cores, _RUNS, ("vision", *PARTS))
     rates = {part: rate for part, rate in core.rates.items() if part != "llm"}
-    return dataclasses.replace(core, rates=rates), len(cores), own_parts()
+    return {CORE: (dataclasses.replace(core, rates=rates), len(cores))}, own_parts()
+
+
+def _most(
+    devices: Devices, mixed: Mapping[str, tuple[float, MeanRequest]], solver: str | None
+) -> Plan:
+    """Return the plan of a solver for as much as it carries on all devices, as far as capacities tell."""
+    return make_plan(fleet_of(devices, mixed, _MUCH_PER_S), solver, capacity_only=True)
+
+
+def _place(plan: Plan, parts: ServedParts) -> TaskDeployment:
+    """Return the deployment of a plan, its parts as slow as their devices."""
+    placed = planned(plan, parts)
+    executors = []
+    for one in placed.executors:
+        slower = SLOWER.get(one.node_type.partition(":")[0], {})
+        components = {name: {**options, **slower} for name, options in one.components.items()}
+        executors.append(dataclasses.replace(one, components=components))
+    return dataclasses.replace(placed, executors=tuple(executors))
 
 
 async def compare(count: int, *, real: bool = False, one_sentence: bool = False) -> dict[str, Any]:
     """Measure, plan, serve and simulate; return the figures."""
     asked = make_requests(count, 0 if real else TOKENS if one_sentence else WORDS_PER_SENTENCE)
-    core, devices, parts = await _measure(real, one_sentence)
+    devices, parts = await _measure(real, one_sentence)
     mixed = _mixed(_means(asked))
-    most = await asyncio.to_thread(
-        make_plan, fleet_of(core, mixed, _MUCH_PER_S, devices), "monolith"
-    )
-    # What monoliths carry on all devices, as far as capacities tell.
-    carried_per_s = _MUCH_PER_S * most.served_fraction[MODEL]
-    guessed = fleet_of(core, mixed, carried_per_s, devices)
     plans = {
-        "plan": await asyncio.to_thread(make_plan, guessed),
-        "monolith": await asyncio.to_thread(make_plan, guessed, "monolith"),
+        "plan": await asyncio.to_thread(_most, devices, mixed, None),
+        "monolith": await asyncio.to_thread(_most, devices, mixed, "monolith"),
     }
     for name, plan in plans.items():
         print(f"{name}: {_describe(plan)}", flush=True)
@@ -262,7 +284,7 @@ async def compare(count: int, *, real: bool = False, one_sentence: bool = False)
         fleets: list[RunningFleet] = []
         try:
             for name, plan in plans.items():
-                running = stack.enter_context(fleet_on(name, planned(plan, parts), plan))
+                running = stack.enter_context(fleet_on(name, _place(plan, parts), plan))
                 await running.fleet.start()
                 fleets.append(running)
                 await closed_loop(running_asks(running, asked, range(min(4, count))), 1)
@@ -274,16 +296,15 @@ async def compare(count: int, *, real: bool = False, one_sentence: bool = False)
         finally:
             for running in fleets:
                 await running.fleet.stop(5.0)
-    return _figures(core, asked, plans, fleets, rate_per_s, devices, real=real)
+    return _figures(devices, asked, plans, fleets, rate_per_s, real=real)
 
 
 def _figures(
-    core: MeasuredCore,
+    devices: Devices,
     asked: MixedRequests,
     plans: dict[str, Plan],
     fleets: Sequence[RunningFleet],
     rate_per_s: float,
-    devices: int,
     *,
     real: bool,
 ) -> dict[str, Any]:
@@ -297,7 +318,8 @@ def _figures(
         for load in [name for name in running.answers if name.startswith(f"{LOAD:.0%}")]:
             # Devices are nobody else's.
             row, share = running.figures(load), running.core_share[load] if real else 1.0
-            fleet = fleet_of(core.at(share), _mixed(means), rate_per_s, devices)
+            had = {kind: (core.at(share), count) for kind, (core, count) in devices.items()}
+            fleet = fleet_of(had, _mixed(means), rate_per_s)
             said = simulate_answers(
                 fleet, plans[running.name], running.answers[load], means, asked.classes
             )
@@ -326,7 +348,10 @@ def _figures(
         "served": served,
         "simulated": simulated,
         "means": [dataclasses.asdict(mean) for mean in means],
-        "core": dataclasses.asdict(core),
+        "devices": {
+            kind: {"count": count, **dataclasses.asdict(core)}
+            for kind, (core, count) in devices.items()
+        },
     }
 
 
