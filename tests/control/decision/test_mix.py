@@ -284,7 +284,7 @@ def plan_free(asked: Problem) -> Plan:
     """All that is asked, or an eye alone where no machine is free."""
     whole = plan_apart(asked)
     stand = {one.id for one in asked.running}
-    free = sum(one.available for one in asked.offers) - len(stand)
+    free = sum(one.available for one in asked.offers if one.node_type == "L4:1") - len(stand)
     if sum(one.id not in stand for one in whole.instances) <= free:
         return whole
     eye = next(one for one in asked.running if one.parts == ("vision",))

@@ -109,7 +109,8 @@ class Situation:
             if view.time_s - seen.status.since_s < policy.recover_s
             for name in late.intersection(seen.instance.services)
         }
-        if self.held.keys:
+        # What was held back is tried again with the next plan.
+        if any(view.time_s < one.until_s + policy.epoch_s for one in self.memory.backoffs):
             mixed = find_mixed(self.problem, ())
             carried = CarriedLoad(self.problem, mixed, [seen.instance for seen in ready])
             found |= {
