@@ -3,8 +3,8 @@
 Each process is a device: its parts take turns on it, in order. Eyes, ears and voice take so many seconds for
 what they get, one after the other; the mind writes all its answers at once, a token each per step, and reads
 new prompts in the same step. Options say how many times as long a device takes to compute, and to read the
-weights, which is what a step takes. So what a fleet of them does is measured without GPUs, and alike however busy
-the machine is: routing, batches, queues and hand-overs are those that serve.
+weights, which is what a step takes. So what a fleet of them does is measured without GPUs, and alike however
+busy the machine is: routing, batches, queues and hand-overs are those that serve.
 """
 
 from __future__ import annotations

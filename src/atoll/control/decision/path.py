@@ -75,7 +75,7 @@ class PathQuestion:
     `problem` has the demand to carry and the offers there are. `late` are names of instances that should have
     been ready long ago, `ending` those that must be drained now because their machines will be gone,
     `spared` those that will be but serve until then, and `blocks` says whether something may not be started.
-    `recovering` are services that give nothing up, since they were short lately or lack something for a while.
+    `recovering` are services that give nothing up: they were short lately, or lack something for a while.
     """
 
     problem: Problem

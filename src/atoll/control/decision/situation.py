@@ -92,7 +92,7 @@ class Situation:
     def recovering(self) -> frozenset[str]:
         """Return services of which nothing should go though the plan has it no more.
 
-        Of one that was short, got more lately and breaks promises still, requests wait that came while it was:
+        Of one that was short, got more lately and breaks promises still, requests wait that came before:
         until these are answered, later ones are late too. And where an executor cannot be replaced for now
         others seem to be of no use, but will be again.
         """

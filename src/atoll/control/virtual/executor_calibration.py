@@ -200,9 +200,7 @@ def _find_curves(
     curves = {}
     loads = _loads_of(plan, service, catalog).tolist()
     for klass, own in zip(service.classes, loads, strict=True):
-        shares = [
-            _mean_kept(plan, alone, catalog, load / own, klass.name, seed) for load in LOADS
-        ]
+        shares = [_mean_kept(plan, alone, catalog, load / own, klass.name, seed) for load in LOADS]
         most = _simulate(plan, alone, catalog, OVERLOAD_FACTOR / own, seed).klass(klass.name)
         stretch = max(1.0, most.requests_per_s * own / (service.rate_per_s * klass.share))
         falling = np.minimum.accumulate(np.array(shares))
