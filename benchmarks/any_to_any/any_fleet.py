@@ -245,13 +245,13 @@ def run_week(quick: bool, days: float, seeds: Sequence[int]) -> list[Figure]:
         problem, problem.catalog(), seed=SEED, say=lambda text: print(f"  {text}", flush=True)
     )
     print(f"  calibrated in {time.process_time() - began:.1f} CPU-s")
+    settings = [draw_week(fleet, days, seed) for seed in seeds]
     draws = []
-    for seed in seeds:
-        print(f"\n  draw {seed}, {days:g} days")
-        setting = draw_week(fleet, days, seed)
+    for setting in settings:
+        print(f"\n  draw {setting.seed}, {days:g} days")
         draws.append(run_contenders(setting, fleet))
         show_classes(draws[-1])
-    shifted = shift_classes(setting, fleet, 1 if quick else 2)
+    shifted = shift_classes(settings[0], fleet, 1 if quick else 2)
     return [
         Figure("cost_vs_oracle", max(one["atoll"].usd / one["oracle"].usd for one in draws), 1.15),
         Figure(
