@@ -314,7 +314,8 @@ def _figures(
     *,
     real: bool,
 ) -> dict[str, Any]:
-    means = _means(asked, fleets)
+    means, names = _means(asked, fleets), list(CLASSES)
+    of_each = [names[number] for number in asked.classes]
     served: dict[str, dict[str, float]] = {}
     simulated: dict[str, dict[str, float]] = {}
     errors: list[float] = []
@@ -327,7 +328,11 @@ def _figures(
             had = {kind: (core.at(share), count) for kind, (core, count) in devices.items()}
             fleet = fleet_of(had, _mixed(means), rate_per_s)
             said = simulate_answers(
-                fleet, plans[running.name], running.answers[load], means, asked.classes
+                fleet,
+                plans[running.name],
+                running.answers[load],
+                dict(zip(names, means, strict=True)),
+                of_each,
             )
             title = f"{running.name}, {load}"
             # As the simulator counts: from the first arrival to the last answer.

@@ -71,6 +71,7 @@ _OPEN_SHARE = 0.5
 _WARM_UP = 2
 _RUNS = 5
 _SEED = 17
+_CLASS = "audio -> audio"
 _BAR_WER = 0.1
 Numbered = tuple[int, SpokenQuestion]
 
@@ -191,7 +192,7 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
             whole = await start(stack.enter_context(fleet_on("monolith", monolith(len(cores)))))
             known = await closed_loop(questions_of(whole.fleet.url, MODEL, asked[:4], TOKENS), 1)
             mean = MeanRequest.of(known, audio_s)
-            mixed = {"audio -> audio": (1.0, mean)}
+            mixed = {_CLASS: (1.0, mean)}
             request_s = core.request_s(mean)
             rate_per_s = _BUSY * len(cores) / sum(request_s.values())
             shown = ", ".join(f"{part} {seconds:.2f}" for part, seconds in request_s.items())
@@ -227,7 +228,9 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
         for share in (1.0, f.core_share["open loop"]):
             fleet = fleet_of({CORE: (core.at(share), len(cores))}, mixed, rate_per_s, ways)
             title = f"{f.name}, {share:.0%} of a core"
-            said[title] = simulate_answers(fleet, plan, f.answers["open loop"], [mean])
+            said[title] = simulate_answers(
+                fleet, plan, f.answers["open loop"], {_CLASS: mean}, (_CLASS,)
+            )
     ratios = _compare_simulated(said, found)
     figures = [Figure("wer", round(wer, 4), _BAR_WER, f"of {len(spoken)} questions")]
     full = f"{CLIENTS} clients"

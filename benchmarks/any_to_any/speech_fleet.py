@@ -335,23 +335,25 @@ def simulate_answers(
     fleet: Fleet,
     plan: Plan,
     answers: Sequence[TimedAnswer],
-    means: Sequence[MeanRequest],
-    classes: Sequence[int] = (0,),
+    means: Mapping[str, MeanRequest],
+    classes: Sequence[str],
 ) -> dict[str, float]:
     """Return what the simulator says of the very requests that were answered: same times, same lengths.
 
-    means: of the fleet's classes, in order. classes: the number of the class of each question.
+    means: by class of the fleet. classes: the class of each question.
     """
     ordered = sorted(answers, key=lambda answer: answer.began_s)
     tasks = task_fleet(plan, fleet.problem, fleet.catalog)
-    numbers = [classes[answer.question % len(classes)] for answer in ordered]
+    # A fleet has classes in an order of its own.
+    number = {klass.name: at for at, klass in enumerate(tasks.classes)}
+    own = [classes[answer.question % len(classes)] for answer in ordered]
     demand = Demand(
         np.array([answer.began_s for answer in ordered]),
-        np.array(numbers, np.int64),
+        np.array([number[name] for name in own], np.int64),
         np.array(
             [
-                max(1.0, answer.prompt_tokens - means[number].media_tokens)
-                for number, answer in zip(numbers, ordered, strict=True)
+                max(1.0, answer.prompt_tokens - means[name].media_tokens)
+                for name, answer in zip(own, ordered, strict=True)
             ]
         ),
         np.array([float(answer.completion_tokens) for answer in ordered]),
