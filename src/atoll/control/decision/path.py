@@ -75,7 +75,8 @@ class PathQuestion:
     `problem` has the demand to carry and the offers there are. `late` are names of instances that should have
     been ready long ago, `ending` those that must be drained now because their machines will be gone,
     `spared` those that will be but serve until then, and `blocks` says whether something may not be started.
-    `recovering` are services that give nothing up: they were short lately, or lack something for a while.
+    `recovering` are services that give nothing up but to make room: they were short lately, or lack something
+    for a while.
     """
 
     problem: Problem
@@ -337,7 +338,6 @@ def _make_room(walk: _Walk, missing: Sequence[Instance], left: Sequence[Observed
         return
     # Nothing goes of a service of which something starts: what it carries is about to change.
     busy = {name for seen in walk.starting for name in seen.instance.services}
-    busy |= walk.asked.recovering
     spared = walk.asked.spared
     free = [
         seen for seen in left if busy.isdisjoint(seen.instance.services) and seen.id not in spared
