@@ -91,13 +91,17 @@ class Application:
         self._socket: Path | None = None
 
     async def listen(
-        self, host: str, port: int, *, backlog: int, field: str = "--port"
+        self, host: str, port: int, *, backlog: int, field: str = "--port", share: bool = False
     ) -> tuple[str, int]:
-        """Listen on a port and return the address; InputError names `field` where that cannot be."""
+        """Listen on a port and return the address; InputError names `field` where that cannot be.
+
+        With `share`, other processes of this user that say so, too, may listen there, each to its part of
+        the connections.
+        """
         self.loop = asyncio.get_running_loop()
         try:
             self._server = await self.loop.create_server(
-                lambda: Connection(self), host, port, backlog=backlog
+                lambda: Connection(self), host, port, backlog=backlog, reuse_port=share or None
             )
         except OSError as error:
             raise cannot_listen(error, host, port, field) from error
