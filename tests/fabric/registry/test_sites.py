@@ -80,6 +80,9 @@ def test_members_keep_their_site_and_who_routes_sees_everybody() -> None:
     # One speaks for each site, and everybody knows what it says.
     assert [sum(n.registry.speaks for n in site) for site in (first, second)] == [1, 1]
     assert said_of(world, "s0") == {6}
+    figures = world.nodes[0].registry.stats()
+    assert figures["sessions"] == {"join": 0, "serving": 10 + 3, "down": 0, "left": 0}
+    assert (figures["sites"], figures["speaks"]) == (2, False)
     assert said_of(world, "s1") == {4}
     (service,) = first[0].registry.sites()["s1"].services
     assert (service.model, service.serving, service.room) == (MODEL, 4, 4 * 256)

@@ -17,6 +17,7 @@ harm: who sees both believes the greater summary, whichever came first (`merge_s
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -237,9 +238,18 @@ class SitedRegistry:
         return summaries_of(entry for sid, entry in known.items() if self.all.alive(sid))
 
     def stats(self) -> dict[str, object]:
-        """Return figures for metrics: of the part with one's own record, and how many sites are kept."""
-        more = {} if len(self.parts) == 1 else {"sites": len(self.parts) - 1, "speaks": self.speaks}
-        return self.home.stats() | more
+        """Return figures for metrics: members of all parts together, the rest of one's own part."""
+        figures = self.home.stats()
+        if len(self.parts) == 1:
+            return figures
+        held = [entry for part in self.parts.values() for entry in part.entries().values()]
+        states = Counter(e.record.state for e in held if e.metadata.summary is None)
+        return figures | {
+            "sessions": {state.name.lower(): states[state] for state in SessionState},
+            "alive": len(self.tokens()) + 1,
+            "sites": len(self.sites()),
+            "speaks": self.speaks,
+        }
 
     # What happens
 

@@ -46,6 +46,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.core.open_files import allow_files
 from atoll.core.patience import Patience
 from atoll.runtime.accounts.grants import NoLeaseError, no_bound_error
 from atoll.runtime.gateway import faults
@@ -118,6 +119,8 @@ _TICK_S = 0.1
 """Between two looks for what is overdue: so much later than its deadline anything may end."""
 _TRIM_S = 5.0
 """So often what large requests left is given back."""
+_SPARE_FILES = 256
+"""Files beside the connections of clients and one to a backend for every request."""
 _BACKLOG = 2048
 """Connections that may wait to be accepted."""
 KEPT = frozenset({ASKED, LAST})
@@ -240,6 +243,10 @@ class Gateway(Application):
             self._streams.prepare()
         self.pool.listeners += (self._follow_pool, self.history.follow)
         return_large_memory()
+        limits = self.settings.limits
+        wanted = limits.connections + limits.requests + _SPARE_FILES
+        if (allowed := allow_files(wanted)) < wanted:
+            self.log.event("gateway.few_files", wanted=wanted, allowed=allowed, hint="ulimit -n")
         # Before anything arrives: it sets the date that answers carry, and from here on it keeps itself
         # going.
         self._tick()
