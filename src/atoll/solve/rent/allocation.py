@@ -40,12 +40,20 @@ from atoll.solve.rent.allocation_types import (
 from atoll.solve.rent.greedy_allocation import served_share
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution, items_of
-from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents, market_prices
-from atoll.solve.rent.rent_search import SearchOutcome, better, minimise
+from atoll.solve.rent.relaxation import (
+    Goal,
+    Prices,
+    evaluate,
+    gpu_starts,
+    machine_rents,
+    market_prices,
+)
+from atoll.solve.rent.rent_search import SearchOutcome, better, minimise, oracles_of
 from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.simple_allocation import MOST, SimpleGoal, find_simplest
 from atoll.solve.rent.simple_allocation import WORK as SIMPLE_WORK
+from atoll.solve.rent.template_pool import TemplatePool
 from atoll.solve.rent.surviving import find_max_left, minimise_surviving
 
 WORK = 450_000
@@ -60,6 +68,10 @@ _MIN_DUAL = 1e-6
 """Prices of a limit above this say that it stands in the way of a better answer."""
 _SHORTAGE_WORK = 0.6
 """Share of the effort left for finding what can be served; the rest is for serving it cheaply."""
+_MANY_ITEMS = 50_000_000
+"""Templates in regions, of all services, up to which all of them are searched."""
+_NEAR = 0.02
+"""Share by which templates may be dearer than what they are compared with, and be searched."""
 _LEFT_WORK = 0.1
 """Share of the effort left for finding the most that losses can leave, and again for what that costs."""
 
@@ -130,6 +142,13 @@ class _Allocator:
     def __post_init__(self) -> None:
         _check(self.services, self.supply, self.limits, self.init_penalty)
         self._parts: list[Work] = []
+        self._pool: TemplatePool | None = None
+        number = sum(len(role.throughput) for service in self.services for role in service.roles)
+        if number * len(self.supply.regions) > _MANY_ITEMS:
+            self._pool = TemplatePool(self.services, self.supply)
+            bare = rent_model((), self.supply, self.limits, (), self.init_penalty, {})
+            self._pool.grow(market_prices(bare).row, _NEAR)
+            self.services = self._pool.services()
         # Services without demand need nothing, and those that nothing can carry are named, not searched for.
         demanded = [m for m, s in enumerate(self.services) if is_asked(s)]
         model = self._model(demanded, np.ones(len(self.services)))
@@ -312,16 +331,39 @@ class _Allocator:
         if standing.solution is None:
             raise InternalError("nothing was found that could be answered")
         solution = standing.solution
+        bound = standing.bound
+        if self._pool is not None:
+            found = outcome.relaxation
+            best = outcome.prices if found is None else found.root.prices
+            asked = np.ones(len(self.services)) if served is None else served.fraction
+            bound = min(bound, self._prove(active, asked, "cost", best, np.zeros(len(active))))
         # What must survive stands on the machines that it was given.
         if self.limits.losses is None:
             solution = cheapest_supply(model, solution.items, self.seed) or solution
         # What is proven of the objective with the keeping penalty holds but for that penalty.
         hair = KEEP if any(some.running for some in model.items) else 0.0
-        bound = standing.bound / (1.0 + hair)
+        bound /= 1.0 + hair
         return self._assemble(
             "partial" if served is not None else "feasible",
             active, model, solution, bound, served, outcome,
         )  # fmt: skip
+
+    def _prove(
+        self, active: list[int], fraction: Floats, goal: Goal, prices: Prices, weights: Floats
+    ) -> float:
+        """Return the bound at some prices over all templates, also those that were not searched."""
+        assert self._pool is not None
+        self._pool.grow(prices.row)
+        asked = {m: float(fraction[m]) for m in active}
+        whole = rent_model(
+            self._pool.services(),
+            self.supply,
+            self.limits,
+            self.running,
+            self.init_penalty if goal == "cost" else 0.0,
+            asked,
+        )
+        return evaluate(whole, oracles_of(whole), goal, prices, weights).value
 
     def _assemble(
         self,

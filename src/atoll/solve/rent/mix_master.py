@@ -26,6 +26,7 @@ from atoll.solve.rent.relaxation import (
     Goal,
     Prices,
     evaluate,
+    lift,
     market_prices,
 )
 from atoll.solve.rent.rental_program import RentalProgram, cheapest_supply, costs
@@ -188,7 +189,8 @@ class Decomposition:
         self._seed = seed
         self._root: Evaluation | None = None
         self._round_work = sum(
-            _TABLE_WORK * 3 * oracle.zones + _ITEM_WORK * len(oracle.items) for oracle in oracles
+            _TABLE_WORK * 3 * oracle.zones * oracle.grid / GRID + _ITEM_WORK * len(oracle.items)
+            for oracle in oracles
         )
 
     @property
@@ -214,7 +216,7 @@ class Decomposition:
         added = False
         for service, oracle in enumerate(self.oracles):
             legs = oracle.legs(row, lower=False)
-            level = GRID
+            level = oracle.grid
             # For the least cost all is served, else as much as pays most at these duals.
             if self.goal != "cost":
                 level = best_level(legs, float(duals[service]))
@@ -222,7 +224,7 @@ class Decomposition:
                 continue
             items = oracle.pick(legs, level)
             if items:
-                mix = Mix(tuple(sorted(items.items())), level / GRID)
+                mix = Mix(tuple(sorted(items.items())), level / oracle.grid)
                 added |= self.master.add(service, mix)
         return added
 
@@ -248,7 +250,8 @@ class Decomposition:
             result = self.master.relax(self.standing.deadline.limit())
             if result.status != "optimal":
                 return
-            there, duals = self.master.prices(result), self.master.demand_duals(result)
+            there = lift(self.model, self.master.prices(result))
+            duals = self.master.demand_duals(result)
             self.relaxed = there, duals
             above = result.objective - self.root.value
             spare = self.standing.target.spare(result.objective)
@@ -364,7 +367,7 @@ def links_hold(model: RentModel, chosen: tuple[dict[int, int], ...]) -> bool:
 
 def best_level(legs: Legs, worth: float) -> int:
     """Return the level at which serving gains most, all of the demand being worth so much."""
-    gain = worth * legs.total.level / GRID - legs.total.value
+    gain = worth * legs.total.level / legs.grid - legs.total.value
     return int(legs.total.level[int(np.argmax(gain))])
 
 

@@ -30,7 +30,12 @@ from atoll.solve.rent.relaxation import (
 )
 from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.service_oracle import ServiceOracle
+from atoll.solve.rent.step_functions import GRID
 
+_MANY_TABLES = 1000
+"""Services in regions up to which demand is counted in the finest steps."""
+_COARSE_GRID = GRID // 8
+"""Steps of a demand where there are more."""
 SMALL = 1500
 """Items up to which a problem is solved whole at once."""
 _STAGES = (400, 1500, 5000, 20000)
@@ -81,8 +86,10 @@ class SearchOutcome:
 
 def oracles_of(model: RentModel) -> list[ServiceOracle]:
     """Return an oracle for each service."""
+    many = len(model.services) * model.regions > _MANY_TABLES
+    grid = _COARSE_GRID if many else GRID
     return [
-        ServiceOracle(service, items, model.regions)
+        ServiceOracle(service, items, model.regions, grid)
         for service, items in zip(model.services, model.items, strict=True)
     ]
 

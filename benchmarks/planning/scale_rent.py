@@ -1,0 +1,87 @@
+"""Renting for many models: 200 models, 30 regions and 40 node types, with plenty and starved.
+
+Twenty language models of the catalog stand in ten services each, of rates of their own; services of one model
+are asked the same, so templates are shared. Every region sells all of ten GPUs in machines of 1, 2, 4 and 8, at
+prices of its own. With plenty there are so many machines of each kind in each region that the cheapest run
+out, but all demand can be served; starved, a pool of a mix that nobody chose holds a part of the GPU memory
+that the plan for all demand uses. As in `benchmarks.allocation` the gap of a starved plan is the larger of that
+in the common share served and that in what it costs. Template generation is stated, but not counted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.catalog import Catalog
+from atoll.plan.problem import Offer, Problem
+from benchmarks.planning.coral import extended, many_regions
+
+MODELS = (
+    "phi-4-14b",
+    "gpt-oss-20b",
+    "gpt-oss-120b",
+    "qwen3-32b",
+    "qwen3-235b-a22b",
+    "llama-3-70b",
+    "llama-3.1-8b",
+    "llama-3.2-3b",
+    "llama-2-13b",
+    "codellama-34b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "qwen3-14b",
+    "qwen3-30b-a3b",
+    "qwen3-next-80b-a3b",
+    "gemma-3-12b",
+    "gemma-3-27b",
+    "mistral-small-24b",
+    "mistral-large-123b",
+    "glm-4.5-air",
+)
+USD = {
+    "B200": 6.5,
+    "H200": 4.4,
+    "H100": 3.6,
+    "A100-80": 2.2,
+    "A100-40": 1.6,
+    "RTXPRO6000": 1.9,
+    "L40S": 1.2,
+    "A6000": 0.8,
+    "A10G": 0.7,
+    "L4": 0.5,
+}
+"""USD per hour and GPU, about what clouds ask; regions differ by up to a half (`many_regions`)."""
+SIZES = (1, 2, 4, 8)
+"""GPUs of a machine."""
+
+
+def many(copies: int, regions: int, kinds: int, available: int) -> Problem:
+    """Return a problem of 20 models `copies` times each, on the first `kinds` of 40 node types."""
+    base = extended()
+    by_model = {service.model: service for service in base.services}
+    rng = np.random.default_rng(200)
+    services = []
+    for place, model in enumerate(MODELS):
+        like = by_model.get(model, base.services[place % len(base.services)])
+        for copy in range(copies):
+            update = {
+                "name": f"{model}-{copy}",
+                "model": model,
+                "rate_per_s": round(25.0 * float(rng.uniform(0.3, 1.7)), 3),
+            }
+            services.append(like.model_copy(update=update))
+    offers = tuple(
+        Offer(
+            region="r/00",
+            node_type=f"{gpu}:{size}",
+            usd_per_hour=round(usd * size, 4),
+            available=available,
+            whole=True,
+        )
+        for gpu, usd in USD.items()
+        for size in SIZES
+    )[:kinds]
+    problem = base.replace(
+        name=f"{len(services)}-models", services=tuple(services), offers=offers
+    )
+    return many_regions(problem, regions, available)
