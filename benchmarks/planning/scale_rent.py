@@ -10,6 +10,8 @@ in the common share served and that in what it costs. Template generation is sta
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from atoll.catalog import Catalog
@@ -51,8 +53,25 @@ USD = {
     "L4": 0.5,
 }
 """USD per hour and GPU, about what clouds ask; regions differ by up to a half (`many_regions`)."""
+RATE = 200.0
+"""Requests/s that a service gets on average."""
 SIZES = (1, 2, 4, 8)
 """GPUs of a machine."""
+POOL = {
+    "B200": 0.05,
+    "H200": 0.08,
+    "H100": 0.12,
+    "A100-80": 0.15,
+    "A100-40": 0.10,
+    "RTXPRO6000": 0.10,
+    "L40S": 0.15,
+    "A6000": 0.10,
+    "A10G": 0.08,
+    "L4": 0.07,
+}
+"""Shares of a starved pool's GPU memory: not what a cheapest plan would choose."""
+POOL_SIZES = {1: 0.4, 2: 0.25, 4: 0.2, 8: 0.15}
+"""Shares of it by GPUs of a machine."""
 
 
 def many(copies: int, regions: int, kinds: int, available: int) -> Problem:
@@ -67,7 +86,7 @@ def many(copies: int, regions: int, kinds: int, available: int) -> Problem:
             update = {
                 "name": f"{model}-{copy}",
                 "model": model,
-                "rate_per_s": round(25.0 * float(rng.uniform(0.3, 1.7)), 3),
+                "rate_per_s": round(RATE * float(rng.uniform(0.3, 1.7)), 3),
             }
             services.append(like.model_copy(update=update))
     offers = tuple(
@@ -81,7 +100,24 @@ def many(copies: int, regions: int, kinds: int, available: int) -> Problem:
         for gpu, usd in USD.items()
         for size in SIZES
     )[:kinds]
-    problem = base.replace(
-        name=f"{len(services)}-models", services=tuple(services), offers=offers
-    )
+    problem = base.replace(name=f"{len(services)}-models", services=tuple(services), offers=offers)
     return many_regions(problem, regions, available)
+
+
+def starve(problem: Problem, memory_bytes: float) -> Problem:
+    """Return a problem whose machines hold so much GPU memory in all, of a mix that nobody chose for it."""
+    catalog = Catalog.default()
+    regions = sorted({offer.region for offer in problem.offers})
+    available: dict[tuple[str, str], int] = {}
+    for place, (gpu, size) in enumerate(itertools.product(POOL, SIZES)):
+        kind = f"{gpu}:{size}"
+        share = memory_bytes * POOL[gpu] * POOL_SIZES[size]
+        nodes = round(share / catalog.node(kind).memory_bytes)
+        for index in range(len(regions)):
+            # Each type begins in another region, or the first ones would have most of all.
+            at = regions[(index + 7 * place) % len(regions)]
+            available[at, kind] = (nodes + len(regions) - 1 - index) // len(regions)
+    offers = tuple(
+        o.model_copy(update={"available": available[o.region, o.node_type]}) for o in problem.offers
+    )
+    return problem.replace(name=f"{problem.name}-starved", offers=offers)

@@ -53,8 +53,8 @@ from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.simple_allocation import MOST, SimpleGoal, find_simplest
 from atoll.solve.rent.simple_allocation import WORK as SIMPLE_WORK
-from atoll.solve.rent.template_pool import TemplatePool
 from atoll.solve.rent.surviving import find_max_left, minimise_surviving
+from atoll.solve.rent.template_pool import TemplatePool
 
 WORK = 450_000
 """Effort of an allocation, in simplex iterations (see `incumbent.Work`)."""
@@ -276,7 +276,16 @@ class _Allocator:
             cheap = cheapest_supply(model, items, self.seed)
             if cheap is not None:
                 standing.offer(cheap, sum(costs(model, cheap)))
-        outcome = minimise(model, standing, self.seed)
+        relaxed = served.relaxation
+        if relaxed is not None:
+            # Serving a little less than what was found: what that costs at least is a bound.
+            standing.prove(relaxed.root.value)
+            demand = np.array([legs.least for legs in relaxed.root.legs])
+            outcome = SearchOutcome(
+                relaxed.root.prices, demand, relaxed.master.number, 0, None, relaxed
+            )
+        else:
+            outcome = minimise(model, standing, self.seed)
         return self._answer(active, model, standing, outcome, short)
 
     def _go_on(
@@ -311,7 +320,13 @@ class _Allocator:
             start=start,
         )
         self.work.charge(part.spent)
-        return served
+        if self._pool is None:
+            return served
+        if served.proof is None or priority:
+            return replace(served, fraction_bound=1.0)
+        every, weights = np.ones(len(self.services)), np.zeros(len(self.active))
+        bound = 1.0 - self._prove(self.active, every, "common", served.proof, weights)
+        return replace(served, fraction_bound=max(served.achieved, min(1.0, bound)))
 
     def _nothing(self, served: ServedDemand) -> Allocation:
         none = Solution(np.zeros(len(self.supply.usd), np.int64), {}, ())

@@ -341,7 +341,9 @@ class _PossibleItems:
         self.items = find_possible(kind, number, max_nodes, self.possible)
 
 
-_LISTED: OrderedDict[tuple[int, int, int], tuple[RoleTemplates, Small, Small, Small]] = OrderedDict()
+_LISTED: OrderedDict[tuple[int, int, int], tuple[RoleTemplates, Small, Small, Small]] = (
+    OrderedDict()
+)
 _MAX_LISTED = 64
 
 

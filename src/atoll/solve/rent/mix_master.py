@@ -11,6 +11,7 @@ A mix is found by a service's oracle at the duals, so the relaxation reaches the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -102,6 +103,7 @@ class MixMaster(RentalProgram):
         self._first = self.lp.columns
         self._columns: list[tuple[int, Mix]] = []
         self._known: set[tuple[int, Mix]] = set()
+        self._bounded: list[int] = []
 
     @property
     def number(self) -> int:
@@ -133,6 +135,29 @@ class MixMaster(RentalProgram):
         self.lp.add_columns(np.zeros(1), np.zeros(1), np.ones(1), entries)
         self._columns.append((service, mix))
         return True
+
+    def fix(self, place: int) -> None:
+        """Take a mix whole, until `free_all`."""
+        self._bound(self._first + place, 1.0, 1.0)
+
+    def give_up(self, service: int) -> None:
+        """Leave a service out, until `free_all`; there is one share for each."""
+        self._bound(int(self._unserved[service]), 1.0, 1.0)
+
+    def free_all(self) -> None:
+        """Let everything be as it was."""
+        for column in self._bounded:
+            self._bound(column, 0.0, 1.0)
+        self._bounded = []
+
+    def _bound(self, column: int, low: float, high: float) -> None:
+        self.lp.set_bounds(np.array([column]), np.array([low]), np.array([high]))
+        if low:
+            self._bounded.append(column)
+
+    def place(self, service: int, mix: Mix) -> int:
+        """Return the number of a mix that is in."""
+        return self._columns.index((service, mix))
 
     def set_unserved(self, unserved: Floats) -> None:
         """Change the price of leaving services unserved."""
@@ -171,6 +196,8 @@ class Decomposition:
     """Finds the best prices by column generation over mixes, and with them a bound and good mixes."""
 
     pace = Pace(rounds=60, stay=0.65, near=0.2, patience=20, spend=0.75, dearer=4.0)
+    rough = replace(pace, near=1.0)
+    """The pace where services are very many: each round takes seconds."""
 
     def __init__(
         self,
@@ -209,12 +236,20 @@ class Decomposition:
         self.standing.prove(found.value)
         return found
 
-    def gather(self, prices: Prices, duals: Floats) -> bool:
-        """Add the best mix of each service at these prices; return whether any is new."""
-        self.standing.work.charge(self._round_work)
+    def include(self, service: int, items: dict[int, int]) -> int:
+        """Add a mix that serves all of a service; return its place among all."""
+        mix = Mix(tuple(sorted(items.items())), 1.0)
+        self.master.add(service, mix)
+        return self.master.place(service, mix)
+
+    def gather(self, prices: Prices, duals: Floats, services: Sequence[int] | None = None) -> bool:
+        """Add the best mixes of each service, or of some, at these prices; return whether any is new."""
+        some = range(len(self.oracles)) if services is None else services
+        self.standing.work.charge(self._round_work * len(some) / max(1, len(self.oracles)))
         row = prices.row
         added = False
-        for service, oracle in enumerate(self.oracles):
+        for service in some:
+            oracle = self.oracles[service]
             legs = oracle.legs(row, lower=False)
             level = oracle.grid
             # For the least cost all is served, else as much as pays most at these duals.
@@ -222,8 +257,7 @@ class Decomposition:
                 level = best_level(legs, float(duals[service]))
             if level == 0:
                 continue
-            items = oracle.pick(legs, level)
-            if items:
+            for items in oracle.pick_several(legs, level):
                 mix = Mix(tuple(sorted(items.items())), level / oracle.grid)
                 added |= self.master.add(service, mix)
         return added

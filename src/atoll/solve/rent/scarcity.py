@@ -11,7 +11,7 @@ unserved to be minimised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -19,26 +19,41 @@ import numpy as np
 
 from atoll.solve.array_types import Floats, Ints
 from atoll.solve.deadline import Deadline
+from atoll.solve.rent.fast.fast_search import FastSearch
 from atoll.solve.rent.greedy_allocation import fill, served_share
 from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
 from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
-from atoll.solve.rent.rent_search import SMALL, free_items, lowest_each, oracles_of
+from atoll.solve.rent.rent_search import SMALL, free_items, is_large, lowest_each, oracles_of
 from atoll.solve.rent.rental_program import cheapest_supply
+from atoll.solve.rent.rounding import Dive
+from atoll.solve.rent.service_oracle import ServiceOracle
 
 Rebuild = Callable[[list[int], float], RentModel]
 """The model of some of the services with this fraction of their demand asked for."""
 
 EXACT = 1e-4
 """Fractions are proven to this."""
+_ROUGH = 5e-3
+"""Fractions of very many services are proven to this."""
 _MIN_FRACTION = 1e-6
 """A fraction of the demand so small that any instance serves it."""
 _STAGES = (300, 1500)
 """Items of each service to solve over, one after the other."""
 _AIM = 0.97
 """Share of what may be possible at which items are priced: at all of it few things are left to choose."""
+_SMALLEST, _FEW_SMALL = 40, 3
+"""Items of each phase and region among which services look for a place, and where services are very many."""
+_AIMS = 4
+"""Shares that are tried one after the other where services are very many."""
+_AIM_STEP = 0.03
+"""How much less is tried where nothing was found, as a share of what may be possible."""
+_AIM_WORK = 0.3
+"""Share of the work left that may go into pricing one of them."""
+_STAND_ROUNDS = 2
+"""Rounds of the heuristic that looks for a place for each of very many services."""
 _RAISE_WORK = 0.6
 """Share of the work left that may go into raising the share of who is served worst."""
 _RAISE_ITERATIONS = 3000
@@ -56,7 +71,8 @@ class ServedDemand:
     """The most that can be served: a solution, the fraction of each service's demand to serve, and proof.
 
     `achieved` is the common fraction or the weighted mean, `fraction_bound` what is proven of the largest;
-    `prices` are duals that say what stands in the way.
+    `prices` are duals that say what stands in the way; `proof` are those of the bound, and `relaxation` is one
+    of serving this at the least cost, where there is one already.
     """
 
     solution: Solution | None
@@ -64,6 +80,8 @@ class ServedDemand:
     achieved: float
     fraction_bound: float
     prices: Prices
+    proof: Prices | None = None
+    relaxation: Decomposition | None = None
 
 
 def serve_most(
@@ -151,6 +169,10 @@ def _stand_together(
         np.zeros(len(model.supply.usd), np.int64), {}, tuple({} for _ in range(number))
     )
     let_in = [np.arange(len(items)) for items in model.items]
+    if is_large(model):
+        found = FastSearch(model).fit(np.ones(number), rounds=_STAND_ROUNDS, move=False)
+        if found is not None:
+            return list(range(number)), found.solution
     if sum(len(items) for items in model.items) > SMALL:
         let_in = [_spread_out(model, m) for m in range(number)]
     master = InstanceMaster(model, "stand", price, let_in, work, seed)
@@ -163,13 +185,14 @@ def _stand_together(
 
 def _spread_out(model: RentModel, service: int) -> Ints:
     """Some small items of each phase and region: those that take the least."""
+    each = _FEW_SMALL if is_large(model) else _SMALLEST
     items = model.items[service]
     taken = items.taken()
     chosen = []
     for phase in np.unique(items.phase):
         for region in np.unique(items.region):
             here = np.flatnonzero((items.phase == phase) & (items.region == region))
-            chosen.append(here[np.argsort(taken[here], kind="stable")[:40]])
+            chosen.append(here[np.argsort(taken[here], kind="stable")[:each]])
     return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
 
 
@@ -187,12 +210,14 @@ def _search(
     free = replace(model, start=np.zeros(len(model.start)))
     number, total = len(model.services), float(weights.sum())
     normal = weights / total if total > 0.0 else np.full(number, 1.0 / max(1, number))
-    standing = Incumbent(Target(0.0, EXACT), deadline, work)
+    standing = Incumbent(Target(0.0, _ROUGH if is_large(model) else EXACT), deadline, work)
     oracles = oracles_of(free)
     small = sum(len(items) for items in model.items) <= SMALL
     common = goal == "common"
     mixes = Decomposition(free, oracles, "common" if common else "weighted", normal, standing, seed)
-    mixes.converge()
+    if is_large(free):
+        mixes.pace = mixes.rough
+    mixes.converge(_start_prices(free, oracles) if common and is_large(free) else None)
     prices = (mixes.relaxed or (mixes.root.prices, None))[0]
     best = np.zeros(number)
 
@@ -201,6 +226,14 @@ def _search(
         if solution is not None and standing.offer(solution, objective):
             best = np.clip(served, 0.0, 1.0)
 
+    if common and is_large(model):
+        relaxed = _fit_by_prices(free, rebuild, standing, take, seed)
+        achieved = 0.0 if standing.solution is None else float(best.min(initial=1.0))
+        fraction_bound = max(achieved, min(1.0, 1.0 - standing.bound))
+        proof = mixes.root.prices
+        return ServedDemand(
+            standing.solution, best, achieved, fraction_bound, prices, proof, relaxed
+        )
     firsts = (start, _first(free, rebuild, 1.0 - standing.bound, seed))
     for first in (one for one in firsts if one is not None):
         share = _shares(free, first)
@@ -236,6 +269,87 @@ def _search(
         achieved = float(best.min(initial=1.0)) if common else float(best @ normal)
     fraction_bound = max(achieved, min(1.0, 1.0 - standing.bound))
     return ServedDemand(standing.solution, best, achieved, fraction_bound, prices)
+
+
+def _start_prices(model: RentModel, oracles: Sequence[ServiceOracle]) -> Prices:
+    """Return market prices, scaled to where they prove most: no more can be served than all on offer is worth.
+
+    At t times market prices the bound is the least of 1 - d + t (what serving d costs - what there is) over d.
+    """
+    market = market_prices(model)
+    worth = float(model.supply.usd @ model.supply.available)
+    cost = sum((o.legs(market.row).total.dense(o.grid) for o in oracles), 0.0) - worth
+    left = 1.0 - np.arange(len(cost)) / (len(cost) - 1)
+    scales = [2.0**power / worth for power in np.arange(-8.0, 8.0, 0.25)]
+    best = max(scales, key=lambda scale: float((left + scale * cost).min()))
+    return Prices(best * market.row, rent=0.0)
+
+
+def _fit_by_prices(
+    model: RentModel,
+    rebuild: Rebuild,
+    standing: Incumbent,
+    take: Callable[[Solution | None, float, Floats], None],
+    seed: int,
+) -> Decomposition | None:
+    """Find what serves nearly as much as is proven to be possible, by diving from relaxations of less.
+
+    Returns the relaxation of the largest share that was found, at the least cost.
+    """
+    every = list(range(len(model.services)))
+    most = min(1.0, 1.0 - standing.bound)
+    low, high, aim = 0.0, 1.0, _AIM
+    best: Decomposition | None = None
+    mixes: Decomposition | None = None
+    for _ in range(_AIMS):
+        if standing.deadline.is_over():
+            break
+        smaller = rebuild(every, max(1e-6, aim * most))
+        # Work of its own, so that pricing cannot spend what the others need.
+        work = Work(standing.work.part(_AIM_WORK))
+        mixes = price_mixes(
+            smaller, Incumbent(Target(_ROUGH), standing.deadline, work), seed, mixes
+        )
+        found = Dive(mixes, FastSearch(smaller)).run()
+        standing.work.charge(work.spent)
+        if found is None:
+            high, aim = aim, max(low + (aim - low) / 2.0, aim - _AIM_STEP)
+            continue
+        best, low = mixes, aim
+        share = _shares(model, found.solution)
+        take(found.solution, 1.0 - float(share.min()), np.full(len(share), share.min()))
+        aim = (low + high) / 2.0
+        if high - low <= _AIM_STEP:
+            break
+    return best
+
+
+def price_mixes(
+    model: RentModel, standing: Incumbent, seed: int, known: Decomposition | None = None
+) -> Decomposition:
+    """Return the relaxation over mixes at the least cost, leaving a service out being dear.
+
+    `known` is one of the same services asked for another share: its prices and mixes are a start.
+    """
+    mixes = Decomposition(
+        model, oracles_of(model), "cost", np.zeros(len(model.services)), standing, seed
+    )
+    first = mixes.rate(market_prices(model))
+    mixes.unserved = _UNSERVED_PRICE * np.maximum(
+        1.0, [min(legs.least, _MAX_COST) for legs in first.legs]
+    )
+    mixes.master.set_unserved(mixes.unserved)
+    if is_large(model):
+        mixes.pace = mixes.rough
+    if known is None:
+        mixes.converge()
+        return mixes
+    for service, mix in known.master.mixes:
+        items = dict(mix.items)
+        if served_share(model.items[service], items, model.regions) >= 1.0:
+            mixes.include(service, items)
+    mixes.converge(known.root.prices)
+    return mixes
 
 
 def _raise_lowest(
@@ -300,17 +414,9 @@ def _choices(
     """Ever more items, by how little they raise the cost of serving about what may be possible."""
     every = list(range(len(model.services)))
     smaller = rebuild(every, max(1e-6, _AIM * min(1.0, fraction_bound)))
-    oracles = oracles_of(smaller)
     # Work of its own, so that pricing cannot spend what the solves need.
     work = Work(standing.work.part(0.3))
-    priced = Incumbent(Target(1e-3), standing.deadline, work)
-    mixes = Decomposition(smaller, oracles, "cost", np.zeros(len(every)), priced, seed)
-    first = mixes.rate(market_prices(smaller))
-    mixes.unserved = _UNSERVED_PRICE * np.maximum(
-        1.0, [min(legs.least, _MAX_COST) for legs in first.legs]
-    )
-    mixes.master.set_unserved(mixes.unserved)
-    mixes.converge()
+    mixes = price_mixes(smaller, Incumbent(Target(1e-3), standing.deadline, work), seed)
     standing.work.charge(work.spent)
-    found = slacks(oracles, mixes.root)
+    found = slacks(mixes.oracles, mixes.root)
     return [lowest_each(found, number) for number in _STAGES]

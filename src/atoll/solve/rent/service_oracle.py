@@ -15,6 +15,7 @@ up to the grid. Rounded down, the same recursion finds instances that do serve d
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,6 +35,8 @@ from atoll.solve.rent.step_functions import (
     steps_of,
 )
 
+_ROUNDING = 1e-11
+"""Share of a cost by which sums of the same terms may differ."""
 _FEW_ZONES = 4
 """Zones up to which all are looked at, whatever they cost."""
 Rents = dict[tuple[int, int], float]
@@ -59,6 +62,7 @@ class Legs:
     totals: tuple[StepFunction, ...]
     leads: Ints
     grid: int = GRID
+    split: _Split | None = None
     lent: Floats | float = 0.0
 
     @property
@@ -70,6 +74,50 @@ class Legs:
     def least(self) -> float:
         """Lower bound on the cost of serving all of it."""
         return self.total.at(self.grid)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """What serving each level costs where any parts of it may be served in any zones.
+
+    F of a zone is subadditive, so parts in one zone are never dearer together: the least over all zones, closed
+    under sums, is the least over all splits. `parts` are the levels it is made of, `part_usd` what they cost, and
+    `zone` says where each level is cheapest by itself.
+    """
+
+    value: Floats
+    alone: Floats
+    zone: Ints
+    parts: Ints
+    part_usd: Floats
+
+    @classmethod
+    def of(cls, zones: Sequence[StepFunction], grid: int) -> _Split:
+        alone, zone = np.full(grid + 1, np.inf), np.zeros(grid + 1, np.int64)
+        for z, function in enumerate(zones):
+            if function.level[-1] > 0:
+                dense = function.dense(grid)
+                less = dense < alone
+                alone[less], zone[less] = dense[less], z
+        alone[0] = np.inf
+        value, parts, part_usd = closure(alone, _ROUNDING)
+        return cls(value, alone, zone, parts, part_usd)
+
+    def pick(self, level: int) -> list[tuple[int, int]]:
+        """Return the zones and the levels there that serve a level."""
+        found = []
+        while level > 0:
+            alone = level + int(np.argmin(self.alone[level:]))
+            some = self.parts < level
+            sums = self.part_usd[some] + self.value[level - self.parts[some]]
+            best = int(np.argmin(sums)) if len(sums) else -1
+            if best < 0 or self.alone[alone] <= sums[best]:
+                found.append((int(self.zone[alone]), alone))
+                break
+            part = int(self.parts[some][best])
+            found.append((int(self.zone[part]), part))
+            level -= part
+        return found
 
 
 def zones_of(pairs: tuple[tuple[int, int], ...], regions: int) -> Ints:
@@ -209,11 +257,26 @@ class ServiceOracle:
             apart[zone] = steps_of(sums, lower=lower)
             both[zone] = steps_of(tables[BOTH, zone], lower=lower)
             zones[zone] = self._either(apart[zone], both[zone], lower=lower)
+        split = None
         totals = [zones[0]]
-        for function in zones[1:]:
-            totals.append(self._either(totals[-1], function, lower=lower))
+        # Many zones of which each takes any number of nodes: all splits at once.
+        if self._zone_order is not None and self.grid < GRID:
+            split = _Split.of(zones, self.grid)
+            totals = [steps_of(split.value, lower=lower)]
+        else:
+            for function in zones[1:]:
+                totals.append(self._either(totals[-1], function, lower=lower))
         return Legs(
-            cost, gain, tables, tuple(apart), tuple(both), tuple(zones), tuple(totals), leads, self.grid
+            cost,
+            gain,
+            tables,
+            tuple(apart),
+            tuple(both),
+            tuple(zones),
+            tuple(totals),
+            leads,
+            self.grid,
+            split,
         )
 
     def _price(self, row_price: Floats) -> tuple[Floats, float]:
@@ -269,6 +332,12 @@ class ServiceOracle:
         if place == len(legs.total.level):
             return None
         chosen: dict[int, int] = {}
+        if legs.split is not None:
+            for zone, part in legs.split.pick(level):
+                point = int(np.searchsorted(legs.zones[zone].level, part))
+                if not self._pick_zone(legs, zone, point, chosen):
+                    return None
+            return chosen
         points = [0] * self.zones
         # Back from the last zone: each total knows the point of the zones before and that of its own.
         for zone in range(self.zones - 1, 0, -1):
@@ -276,13 +345,28 @@ class ServiceOracle:
             place = int(legs.totals[zone].first[place])
         points[0] = place
         for zone, point in enumerate(points):
-            function = legs.zones[zone]
-            a, b = _parts(legs, zone, function, point)
-            if a > 0 and not self._pick_apart(legs, zone, a, chosen):
-                return None
-            if b > 0 and not self._pick_one(legs, (BOTH, zone), b, chosen):
+            if not self._pick_zone(legs, zone, point, chosen):
                 return None
         return chosen
+
+    def pick_several(self, legs: Legs, level: int) -> list[dict[int, int]]:
+        """Return the items of `pick`; where zones are many, also what serves the level in each alone."""
+        found = [self.pick(legs, level)]
+        if self._zone_order is not None:
+            for zone, function in enumerate(legs.zones):
+                point = int(np.searchsorted(function.level, level))
+                if point < len(function.level):
+                    chosen: dict[int, int] = {}
+                    if self._pick_zone(legs, zone, point, chosen):
+                        found.append(chosen)
+        return [chosen for chosen in found if chosen]
+
+    def _pick_zone(self, legs: Legs, zone: int, point: int, chosen: dict[int, int]) -> bool:
+        """Add the items that serve one point of a zone's function, if there are such."""
+        a, b = _parts(legs, zone, legs.zones[zone], point)
+        return (a == 0 or self._pick_apart(legs, zone, a, chosen)) and (
+            b == 0 or self._pick_one(legs, (BOTH, zone), b, chosen)
+        )
 
     def _pick_apart(self, legs: Legs, zone: int, level: int, chosen: dict[int, int]) -> bool:
         """Add the items that cover a level of prefill and decode in one zone, if there are such."""
@@ -357,6 +441,16 @@ class ServiceOracle:
         """Return by how much each item, once used, raises the cost of serving everything, at least."""
         out = np.full(len(self.items), np.inf)
         min_cost = legs.least
+        if legs.split is not None:
+            # What the rest costs at least, wherever it is served.
+            rest = legs.split.value[::-1]
+            for zone in np.unique(legs.leads).tolist():
+                for phase in PHASES:
+                    if self._any(phase, zone):
+                        partner = DECODE if phase == PREFILL else PREFILL
+                        beside = rest if phase == BOTH else rest + legs.tables[partner, zone]
+                        self._slack(out, legs, (phase, zone), beside, min_cost)
+            return np.asarray(np.maximum(0.0, self._follow(out, legs)))
         # For each zone the cost of all others: of those before it and of those after it.
         before = [EMPTY]
         for function in legs.zones[:-1]:
@@ -376,13 +470,19 @@ class ServiceOracle:
             if self._any(BOTH, zone):
                 rest = self._either(legs.apart[zone], others, lower=True).dense(self.grid)[::-1]
                 self._slack(out, legs, (BOTH, zone), rest, min_cost)
-        # All of what a zone has can move to the one that leads it: each item saves what it is dearer here.
+        return np.asarray(np.maximum(0.0, self._follow(out, legs)))
+
+    def _follow(self, out: Floats, legs: Legs) -> Floats:
+        """Write the slacks of zones that others lead; return all.
+
+        All of what a zone has can move to the one that leads it: each item saves what it is dearer here.
+        """
         for zone in np.flatnonzero(legs.leads != np.arange(self.zones)).tolist():
             for phase in PHASES:
                 here, there = (self._list_new((phase, z)) for z in (zone, int(legs.leads[zone])))
                 same = there[np.searchsorted(self.items.pattern[there], self.items.pattern[here])]
                 out[here] = out[same] + legs.cost[here] - legs.cost[same]
-        return np.asarray(np.maximum(0.0, out))
+        return out
 
     def _any(self, phase: int, zone: int) -> bool:
         new = self._new[phase, zone]

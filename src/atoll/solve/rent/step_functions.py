@@ -1,7 +1,8 @@
 """Cost as a function of how much is served: step functions, added and split between two ways (numba).
 
 A function is a list of points (level, value), both rising: to serve d costs the value of the first point
-whose level is at least d. Levels are whole numbers of steps of 1/`grid` of a demand, GRID where nothing else is said.
+whose level is at least d. Levels are whole numbers of steps of 1/`grid` of a demand, of 1/GRID where nothing
+else is said.
 """
 
 from __future__ import annotations
@@ -125,9 +126,7 @@ def _join(level: Ints, value: Floats, tolerance: float, lower: bool) -> int:
     return kept
 
 
-def combine(
-    a: StepFunction, b: StepFunction, *, lower: bool, grid: int = GRID
-) -> StepFunction:
+def combine(a: StepFunction, b: StepFunction, *, lower: bool, grid: int = GRID) -> StepFunction:
     """Return the least cost of serving d by the two together, each any part of it."""
     best = np.full(grid + 1, np.inf)
     first, second = np.zeros(grid + 1, np.int64), np.zeros(grid + 1, np.int64)

@@ -65,7 +65,7 @@ class TemplatePool:
         return sum(int(chosen.sum()) for chosen in self._chosen.values())
 
     def grow(self, row_price: Floats, near: float = 0.0) -> int:
-        """Add what is needed at these prices, or dearer by a share `near` at most; return how many are new."""
+        """Add what is needed at these prices or dearer by up to a share `near`; return how many are new."""
         before = len(self)
         for key, role in self._shared.items():
             for region in range(len(role.possible)):

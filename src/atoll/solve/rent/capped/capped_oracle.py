@@ -81,10 +81,13 @@ class CappedOracle(ServiceOracle):
                 found = np.maximum(found, legs.tables[PREFILL, zone] + legs.tables[DECODE, zone])
             apart[zone] = steps_of(found, lower=lower)
             zones[zone] = self._either(apart[zone], legs.both[zone], lower=lower)
+        # Within what there is, two parts in one zone are not as one: zone after zone.
         totals = [zones[0]]
         for function in zones[1:]:
             totals.append(self._either(totals[-1], function, lower=lower))
-        legs = replace(legs, apart=tuple(apart), zones=tuple(zones), totals=tuple(totals))
+        legs = replace(
+            legs, apart=tuple(apart), zones=tuple(zones), totals=tuple(totals), split=None
+        )
         if lower:
             self._rank(row_price, legs)
         return legs
@@ -192,11 +195,12 @@ class CappedDecomposition(Decomposition):
         super().__init__(model, list(capped), goal, unserved, standing, seed)
         self.capped = capped
 
-    def gather(self, prices: Prices, duals: Floats) -> bool:
-        """Add the best mix of each service at these prices; return whether any is new."""
+    def gather(self, prices: Prices, duals: Floats, services: Sequence[int] | None = None) -> bool:
+        """Add the best mix of each service, or of some, at these prices; return whether any is new."""
         row = prices.row
         added = False
-        for service, oracle in enumerate(self.capped):
+        for service in range(len(self.capped)) if services is None else services:
+            oracle = self.capped[service]
             items, level = None, oracle.grid
             for _ in range(_COUNTED):
                 self.standing.work.charge(self._round_work / len(self.capped))

@@ -309,15 +309,24 @@ class FastSearch:
         # Spot is a share of all GPUs, so it is judged once all services have theirs.
         if failed or not self.ledger.sound:
             return None, failed
-        return self._fitted(), failed
+        return self.fitted(), failed
+
+    def take(self, m: int, chosen: dict[int, int]) -> bool:
+        """Let a service that has nothing have these items, if they fit beside what is taken."""
+        fits = self.ledger.take_all(self.pickers[m].items, chosen)
+        if fits:
+            self.chosen[m] = dict(chosen)
+        return fits
 
     def clear(self) -> None:
         """Give everything back."""
         self.ledger.clear()
         self.chosen = [{} for _ in self.pickers]
+        self.failed = set()
         self._full[:] = False
 
-    def _fitted(self) -> Fitted:
+    def fitted(self) -> Fitted:
+        """Return what all services have now."""
         items = tuple(dict(sorted(chosen.items())) for chosen in self.chosen)
         served = [p.served(c) for p, c in zip(self.pickers, self.chosen, strict=True)]
         return Fitted(
@@ -384,7 +393,7 @@ class FastSearch:
                 self._swap(m, float(targets[m]))
             if self.ledger.cost >= before * (1.0 - _MIN_GAIN):
                 break
-        after = self._fitted()
+        after = self.fitted()
         return after if after.cost < found.cost and self.ledger.sound else found
 
     def _move(self, some: list[int], targets: Floats) -> None:
@@ -544,7 +553,7 @@ class FastSearch:
             return None
         if not all(self._stands_enough(m, chosen) for m, chosen in enumerate(self.chosen)):
             return None
-        return self._fitted()
+        return self.fitted()
 
     # Shortage
 
@@ -607,7 +616,7 @@ class FastSearch:
             self.give_back(int(m))
             if low > 0.0 and not (self.fill(int(m), low, self._shared) and self._holds()):
                 self.give_back(int(m))
-        found = self._fitted()
+        found = self.fitted()
         return found if any(found.solution.items) else None
 
     def _holds(self) -> bool:
