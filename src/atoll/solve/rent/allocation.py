@@ -70,6 +70,11 @@ _SHORTAGE_WORK = 0.6
 """Share of the effort left for finding what can be served; the rest is for serving it cheaply."""
 _MANY_ITEMS = 50_000_000
 """Templates in regions, of all services, up to which all of them are searched."""
+_LAST, _MAX_LAST = 3.0, 0.25
+"""Time that is kept for proving a bound over all templates: a multiple of what choosing them took, and
+the share of a deadline that it may be."""
+_LATE = 0.4
+"""Share of that time after which nothing more is proven."""
 _NEAR = 0.02
 """Share by which templates may be dearer than what they are compared with, and be searched."""
 _LEFT_WORK = 0.1
@@ -143,12 +148,19 @@ class _Allocator:
         _check(self.services, self.supply, self.limits, self.init_penalty)
         self._parts: list[Work] = []
         self._pool: TemplatePool | None = None
+        self._last_s = 0.0
         number = sum(len(role.throughput) for service in self.services for role in service.roles)
         if number * len(self.supply.regions) > _MANY_ITEMS:
+            before = self.deadline.spent
             self._pool = TemplatePool(self.services, self.supply)
             bare = rent_model((), self.supply, self.limits, (), self.init_penalty, {})
             self._pool.grow(market_prices(bare).row, _NEAR)
             self.services = self._pool.services()
+            # The last steps look at all templates once more, and are not interrupted.
+            self._last_s = min(
+                _MAX_LAST * self.deadline.seconds, _LAST * (self.deadline.spent - before)
+            )
+            self.deadline = Deadline(self.deadline.seconds - self._last_s, self.deadline.began)
         # Services without demand need nothing, and those that nothing can carry are named, not searched for.
         demanded = [m for m, s in enumerate(self.services) if is_asked(s)]
         model = self._model(demanded, np.ones(len(self.services)))
@@ -324,8 +336,8 @@ class _Allocator:
             return served
         if served.proof is None or priority:
             return replace(served, fraction_bound=1.0)
-        every, weights = np.ones(len(self.services)), np.zeros(len(self.active))
-        bound = 1.0 - self._prove(self.active, every, "common", served.proof, weights)
+        every = np.ones(len(self.services))
+        bound = 1.0 - self._prove(self.active, every, "common", served.proof, 0.0)
         return replace(served, fraction_bound=max(served.achieved, min(1.0, bound)))
 
     def _nothing(self, served: ServedDemand) -> Allocation:
@@ -351,7 +363,7 @@ class _Allocator:
             found = outcome.relaxation
             best = outcome.prices if found is None else found.root.prices
             asked = np.ones(len(self.services)) if served is None else served.fraction
-            bound = min(bound, self._prove(active, asked, "cost", best, np.zeros(len(active))))
+            bound = min(bound, self._prove(active, asked, "cost", best, outcome.market_bound))
         # What must survive stands on the machines that it was given.
         if self.limits.losses is None:
             solution = cheapest_supply(model, solution.items, self.seed) or solution
@@ -364,10 +376,14 @@ class _Allocator:
         )  # fmt: skip
 
     def _prove(
-        self, active: list[int], fraction: Floats, goal: Goal, prices: Prices, weights: Floats
+        self, active: list[int], fraction: Floats, goal: Goal, prices: Prices, known: float
     ) -> float:
-        """Return the bound at some prices over all templates, also those that were not searched."""
-        assert self._pool is not None
+        """Return the bound at some prices over all templates, also those that were not searched.
+
+        `known` is what is known of it, for the case that there is no time left.
+        """
+        if self._pool is None or self.deadline.left < -_LATE * self._last_s:
+            return known
         self._pool.grow(prices.row)
         asked = {m: float(fraction[m]) for m in active}
         whole = rent_model(
@@ -378,7 +394,8 @@ class _Allocator:
             self.init_penalty if goal == "cost" else 0.0,
             asked,
         )
-        return evaluate(whole, oracles_of(whole), goal, prices, weights).value
+        value = evaluate(whole, oracles_of(whole), goal, prices, np.zeros(len(active))).value
+        return max(known, value)
 
     def _assemble(
         self,

@@ -196,7 +196,7 @@ class Decomposition:
     """Finds the best prices by column generation over mixes, and with them a bound and good mixes."""
 
     pace = Pace(rounds=60, stay=0.65, near=0.2, patience=20, spend=0.75, dearer=4.0)
-    rough = replace(pace, near=1.0)
+    rough = replace(pace, near=1.0, patience=5, step=0.1)
     """The pace where services are very many: each round takes seconds."""
 
     def __init__(

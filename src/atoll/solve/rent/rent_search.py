@@ -74,7 +74,8 @@ class SearchOutcome:
     """How the search ended: duals of the relaxation, and how many items could still matter.
 
     `partial` is what serves most of every service, where nothing was found that serves all; `relaxation`
-    what was found of prices, to go on from where something is found after all (`better`).
+    what was found of prices, to go on from where something is found after all (`better`). `market_bound` is
+    the bound at market prices.
     """
 
     prices: Prices
@@ -83,6 +84,7 @@ class SearchOutcome:
     survivors: int
     partial: Solution | None = None
     relaxation: Decomposition | None = None
+    market_bound: float = 0.0
 
 
 def is_large(model: RentModel) -> bool:
@@ -134,7 +136,7 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     # The duals of the best relaxation that there was.
     prices, duals = relaxed or mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
-    return SearchOutcome(prices, duals, mixes.master.number, survivors, partial, mixes)
+    return SearchOutcome(prices, duals, mixes.master.number, survivors, partial, mixes, first.value)
 
 
 def _search_mixes(
@@ -187,7 +189,11 @@ def _list_near(mixes: Decomposition) -> list[Ints]:
 
 def _take_quickly(model: RentModel, standing: Incumbent) -> None:
     """Offer what a heuristic finds in a moment, so that a deadline that comes early finds something."""
-    found = FastSearch(model).fit(np.ones(len(model.items)), rounds=_FIRST_ROUNDS, move=False)
+    # Few services have something in a moment, whatever the time.
+    until = standing.deadline.is_over if is_large(model) else lambda: False
+    found = FastSearch(model, until).fit(
+        np.ones(len(model.items)), rounds=_FIRST_ROUNDS, move=False
+    )
     if found is not None:
         standing.offer(found.solution, found.cost)
 

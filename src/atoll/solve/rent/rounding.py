@@ -1,14 +1,15 @@
 """From a relaxation over mixes to whole mixes that fit together, where services are very many: by diving.
 
-The relaxation takes some mixes nearly whole. Those are fixed, with the machines that they take, and the others
-are relaxed anew, with more mixes at the prices that are left, until all services have theirs. Who has no mix that
-fits gets what is cheapest of what is left at these prices.
+The relaxation takes some mixes nearly whole. Those are fixed, with the machines that they take, and the
+others are relaxed anew, with more mixes at the prices that are left, until all services have theirs. Who has
+no mix that fits gets what is cheapest of what is left at these prices.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from atoll.solve.array_types import Floats
 from atoll.solve.rent.fast.fast_search import FastSearch, Fitted
 from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import Prices, lift
@@ -48,7 +49,7 @@ class Dive:
         master.free_all()
         return None if self._free or self.search.failed else self.search.fitted()
 
-    def _fix(self, taken: np.ndarray, prices: Prices, fewest: int) -> None:
+    def _fix(self, taken: Floats, prices: Prices, fewest: int) -> None:
         """Fix the mixes taken most: all that are nearly whole, and a few at least."""
         master, search = self.mixes.master, self.search
         used: dict[int, list[tuple[float, int]]] = {m: [] for m in self._free}

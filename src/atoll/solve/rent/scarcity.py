@@ -71,8 +71,8 @@ class ServedDemand:
     """The most that can be served: a solution, the fraction of each service's demand to serve, and proof.
 
     `achieved` is the common fraction or the weighted mean, `fraction_bound` what is proven of the largest;
-    `prices` are duals that say what stands in the way; `proof` are those of the bound, and `relaxation` is one
-    of serving this at the least cost, where there is one already.
+    `prices` are duals that say what stands in the way; `proof` are those of the bound, and `relaxation` is
+    one of serving this at the least cost, where there is one already.
     """
 
     solution: Solution | None
@@ -108,6 +108,9 @@ def serve_most(
     some, least = _stand_together(rebuild(every, _MIN_FRACTION), weights, deadline, work, seed)
     if not some:
         return _serve_nobody(model)
+    # Each step of the search takes seconds there.
+    if is_large(model) and deadline.is_over():
+        return _of_start(model, least, some, _serve_nobody(model))
     if len(some) == len(every):
         some_served = _search(model, rebuild, "common", weights, deadline, work, seed, start)
     else:
@@ -208,16 +211,16 @@ def _search(
 ) -> ServedDemand:
     # Only what is served counts here: starting costs nothing.
     free = replace(model, start=np.zeros(len(model.start)))
+    if goal == "common" and is_large(model) and model.limits.spread == 1:
+        return _search_large(free, rebuild, deadline, work, seed)
     number, total = len(model.services), float(weights.sum())
     normal = weights / total if total > 0.0 else np.full(number, 1.0 / max(1, number))
-    standing = Incumbent(Target(0.0, _ROUGH if is_large(model) else EXACT), deadline, work)
+    standing = Incumbent(Target(0.0, EXACT), deadline, work)
     oracles = oracles_of(free)
     small = sum(len(items) for items in model.items) <= SMALL
     common = goal == "common"
     mixes = Decomposition(free, oracles, "common" if common else "weighted", normal, standing, seed)
-    if is_large(free):
-        mixes.pace = mixes.rough
-    mixes.converge(_start_prices(free, oracles) if common and is_large(free) else None)
+    mixes.converge()
     prices = (mixes.relaxed or (mixes.root.prices, None))[0]
     best = np.zeros(number)
 
@@ -226,14 +229,6 @@ def _search(
         if solution is not None and standing.offer(solution, objective):
             best = np.clip(served, 0.0, 1.0)
 
-    if common and is_large(model):
-        relaxed = _fit_by_prices(free, rebuild, standing, take, seed)
-        achieved = 0.0 if standing.solution is None else float(best.min(initial=1.0))
-        fraction_bound = max(achieved, min(1.0, 1.0 - standing.bound))
-        proof = mixes.root.prices
-        return ServedDemand(
-            standing.solution, best, achieved, fraction_bound, prices, proof, relaxed
-        )
     firsts = (start, _first(free, rebuild, 1.0 - standing.bound, seed))
     for first in (one for one in firsts if one is not None):
         share = _shares(free, first)
@@ -271,57 +266,59 @@ def _search(
     return ServedDemand(standing.solution, best, achieved, fraction_bound, prices)
 
 
-def _start_prices(model: RentModel, oracles: Sequence[ServiceOracle]) -> Prices:
-    """Return market prices, scaled to where they prove most: no more can be served than all on offer is worth.
+def _search_large(
+    model: RentModel, rebuild: Rebuild, deadline: Deadline, work: Work, seed: int
+) -> ServedDemand:
+    """Return the largest common share of very many services: by diving from relaxations of less than the most.
 
-    At t times market prices the bound is the least of 1 - d + t (what serving d costs - what there is) over d.
+    What serving the share that is found costs at least is a relaxation that there is already, then.
+    """
+    every = list(range(len(model.services)))
+    standing = Incumbent(Target(0.0, _ROUGH), deadline, work)
+    oracles = oracles_of(model)
+    bound = Decomposition(model, oracles, "common", np.zeros(len(every)), standing, seed)
+    bound.pace = bound.rough
+    bound.converge(_start_prices(model, oracles))
+    prices = bound.relaxed[0] if bound.relaxed else bound.root.prices
+    most = min(1.0, 1.0 - standing.bound)
+    low, high, aim, achieved = 0.0, 1.0, _AIM, 0.0
+    found: Solution | None = None
+    best: Decomposition | None = None
+    mixes: Decomposition | None = None
+    for _ in range(_AIMS):
+        if deadline.is_over() or high - low <= _AIM_STEP / 2.0:
+            break
+        smaller = rebuild(every, max(_MIN_FRACTION, aim * most))
+        # Work of its own, so that pricing cannot spend what the others need.
+        own = Work(work.part(_AIM_WORK))
+        mixes = price_mixes(smaller, Incumbent(Target(_ROUGH), deadline, own), seed, mixes)
+        fitted = Dive(mixes, FastSearch(smaller)).run()
+        work.charge(own.spent)
+        if fitted is None:
+            high, aim = aim, max((low + aim) / 2.0, aim - _AIM_STEP)
+        else:
+            found, best = fitted.solution, mixes
+            achieved = float(_shares(model, found).min())
+            low, aim = aim, (aim + high) / 2.0
+    share = np.full(len(every), achieved)
+    most = max(achieved, most)
+    return ServedDemand(found, share, achieved, most, prices, bound.root.prices, best)
+
+
+def _start_prices(model: RentModel, oracles: Sequence[ServiceOracle]) -> Prices:
+    """Return market prices, scaled to where they prove most: nobody serves more than all on offer is worth.
+
+    At t times market prices the bound is the least over d of 1 - d + t (what serving d costs - what there is).
     """
     market = market_prices(model)
     worth = float(model.supply.usd @ model.supply.available)
-    cost = sum((o.legs(market.row).total.dense(o.grid) for o in oracles), 0.0) - worth
+    cost = np.full(oracles[0].grid + 1, -worth)
+    for oracle in oracles:
+        cost += oracle.legs(market.row).total.dense(oracle.grid)
     left = 1.0 - np.arange(len(cost)) / (len(cost) - 1)
     scales = [2.0**power / worth for power in np.arange(-8.0, 8.0, 0.25)]
     best = max(scales, key=lambda scale: float((left + scale * cost).min()))
     return Prices(best * market.row, rent=0.0)
-
-
-def _fit_by_prices(
-    model: RentModel,
-    rebuild: Rebuild,
-    standing: Incumbent,
-    take: Callable[[Solution | None, float, Floats], None],
-    seed: int,
-) -> Decomposition | None:
-    """Find what serves nearly as much as is proven to be possible, by diving from relaxations of less.
-
-    Returns the relaxation of the largest share that was found, at the least cost.
-    """
-    every = list(range(len(model.services)))
-    most = min(1.0, 1.0 - standing.bound)
-    low, high, aim = 0.0, 1.0, _AIM
-    best: Decomposition | None = None
-    mixes: Decomposition | None = None
-    for _ in range(_AIMS):
-        if standing.deadline.is_over():
-            break
-        smaller = rebuild(every, max(1e-6, aim * most))
-        # Work of its own, so that pricing cannot spend what the others need.
-        work = Work(standing.work.part(_AIM_WORK))
-        mixes = price_mixes(
-            smaller, Incumbent(Target(_ROUGH), standing.deadline, work), seed, mixes
-        )
-        found = Dive(mixes, FastSearch(smaller)).run()
-        standing.work.charge(work.spent)
-        if found is None:
-            high, aim = aim, max(low + (aim - low) / 2.0, aim - _AIM_STEP)
-            continue
-        best, low = mixes, aim
-        share = _shares(model, found.solution)
-        take(found.solution, 1.0 - float(share.min()), np.full(len(share), share.min()))
-        aim = (low + high) / 2.0
-        if high - low <= _AIM_STEP:
-            break
-    return best
 
 
 def price_mixes(

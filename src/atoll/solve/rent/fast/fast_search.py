@@ -14,7 +14,7 @@ counted work and gives the same answer for the same problem.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,10 +68,13 @@ class Fitted:
 
 
 class FastSearch:
-    """A heuristic over the items of a model; `fit` serves a share of everything, None where it finds none."""
+    """A heuristic over the items of a model; `fit` serves a share of everything, None where it finds none.
 
-    def __init__(self, model: RentModel) -> None:
-        self.model = model
+    It gives up once `until` holds.
+    """
+
+    def __init__(self, model: RentModel, until: Callable[[], bool] = lambda: False) -> None:
+        self.model, self._is_over = model, until
         self.ledger = MarketLedger(model, Families.of(model))
         room = PickerRoom(model)
         self.pickers = [ServicePicker(model, m, room) for m in range(len(model.items))]
@@ -268,6 +271,8 @@ class FastSearch:
         best: Fitted | None = None
         stale = 0
         for _ in range(rounds):
+            if self._is_over():
+                break
             price = base
             if (scarce > 1.0).any():
                 price = base.copy()
@@ -305,7 +310,12 @@ class FastSearch:
         self, order: Sequence[int], targets: Floats, price: Floats, wanted: Ints
     ) -> tuple[Fitted | None, set[int]]:
         self.clear()
-        failed = {m for m in order if not self.fill(m, float(targets[m]), price, wanted)}
+        failed: set[int] = set()
+        for m in order:
+            if self._is_over():
+                return None, set(order)
+            if not self.fill(m, float(targets[m]), price, wanted):
+                failed.add(m)
         # Spot is a share of all GPUs, so it is judged once all services have theirs.
         if failed or not self.ledger.sound:
             return None, failed
