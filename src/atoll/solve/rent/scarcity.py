@@ -112,13 +112,12 @@ def serve_most(
     if is_large(model) and deadline.is_over():
         return _of_start(model, least, some, _serve_nobody(model))
     if len(some) == len(every):
-        some_served = _search(model, rebuild, "common", weights, deadline, work, seed, start)
+        some_served = _search_common(model, rebuild, weights, deadline, work, seed, start)
     else:
-        some_served = _search(
+        some_served = _search_common(
             rebuild(some, 1.0),
             # Numbered anew among `some`: back to the numbers of all.
             lambda inner, f: rebuild([some[i] for i in inner], f),
-            "common",
             weights[some],
             deadline,
             work,
@@ -199,6 +198,20 @@ def _spread_out(model: RentModel, service: int) -> Ints:
     return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
 
 
+def _search_common(
+    model: RentModel,
+    rebuild: Rebuild,
+    weights: Floats,
+    deadline: Deadline,
+    work: Work,
+    seed: int,
+    start: Solution | None = None,
+) -> ServedDemand:
+    if is_large(model) and model.limits.spread == 1:
+        return _search_large(model, rebuild, deadline, work, seed)
+    return _search(model, rebuild, "common", weights, deadline, work, seed, start)
+
+
 def _search(
     model: RentModel,
     rebuild: Rebuild,
@@ -211,8 +224,6 @@ def _search(
 ) -> ServedDemand:
     # Only what is served counts here: starting costs nothing.
     free = replace(model, start=np.zeros(len(model.start)))
-    if goal == "common" and is_large(model) and model.limits.spread == 1:
-        return _search_large(free, rebuild, deadline, work, seed)
     number, total = len(model.services), float(weights.sum())
     normal = weights / total if total > 0.0 else np.full(number, 1.0 / max(1, number))
     standing = Incumbent(Target(0.0, EXACT), deadline, work)
@@ -269,10 +280,12 @@ def _search(
 def _search_large(
     model: RentModel, rebuild: Rebuild, deadline: Deadline, work: Work, seed: int
 ) -> ServedDemand:
-    """Return the largest common share of very many services: by diving from relaxations of less than the most.
+    """Return the largest common share of very many services, by diving from relaxations of less.
 
     What serving the share that is found costs at least is a relaxation that there is already, then.
     """
+    # Only what is served counts here: starting costs nothing.
+    model = replace(model, start=np.zeros(len(model.start)))
     every = list(range(len(model.services)))
     standing = Incumbent(Target(0.0, _ROUGH), deadline, work)
     oracles = oracles_of(model)
@@ -308,7 +321,7 @@ def _search_large(
 def _start_prices(model: RentModel, oracles: Sequence[ServiceOracle]) -> Prices:
     """Return market prices, scaled to where they prove most: nobody serves more than all on offer is worth.
 
-    At t times market prices the bound is the least over d of 1 - d + t (what serving d costs - what there is).
+    At t times market prices it is the least over d of 1 - d + t (what serving d costs - what there is).
     """
     market = market_prices(model)
     worth = float(model.supply.usd @ model.supply.available)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.solve.array_types import Floats, Ints, Small
+from atoll.solve.array_types import Bools, Floats, Ints, Small
 from atoll.solve.cover import cheapest_by_weight, closure, cover
 from atoll.solve.rent.allocation_types import BOTH, DECODE, PREFILL, ServiceDemand
 from atoll.solve.rent.items import PHASES, ServiceItems
@@ -81,8 +81,8 @@ class _Split:
     """What serving each level costs where any parts of it may be served in any zones.
 
     F of a zone is subadditive, so parts in one zone are never dearer together: the least over all zones,
-    closed under sums, is the least over all splits. `parts` are the levels it is made of, `part_usd` what they
-    cost, and `zone` says where each level is cheapest by itself.
+    closed under sums, is the least over all splits. `parts` are the levels it is made of, `part_usd` what
+    they cost, and `zone` says where each level is cheapest by itself.
     """
 
     value: Floats
@@ -538,7 +538,9 @@ class _ZoneOrder:
     def leads(self, row_price: Floats) -> Ints:
         """Return for each zone one that has all it has at no higher prices, itself where there is none."""
         price = np.where(self._used, row_price[self._cell], np.inf)
-        no_dearer = self._holds & np.all(price[:, None, :] <= price[None, :, :], axis=2)
+        no_dearer: Bools = np.asarray(
+            self._holds & np.all(price[:, None, :] <= price[None, :, :], axis=2)
+        )
         each = np.arange(len(price))
         # Of equals the first leads.
         ahead = no_dearer & (~no_dearer.T | (each[:, None] < each[None, :]))
