@@ -112,7 +112,9 @@ def _find_needed(role: _RoleKind, region: int, price: Floats, near: float) -> Bo
     # Within a step all look alike: what another one carries for no more is not needed.
     some = some[np.lexsort((cost[some], -throughput[some]))]
     low = np.minimum.accumulate(np.concatenate([[np.inf], cost[some][:-1]]))
-    needed[which[some[cost[some] <= low * (1.0 + near)]]] = True
+    # Of equals the first is enough, or all would be needed where prices are 0.
+    dearer = (cost[some] > low) & (cost[some] <= low * (1.0 + near))
+    needed[which[some[(cost[some] < low) | dearer]]] = True
     return needed
 
 
