@@ -7,7 +7,7 @@ import pytest
 
 from atoll.solve.rent import allocation, rent_search
 from atoll.solve.rent.allocation import allocate, rent_model
-from atoll.solve.rent.allocation_types import DECODE, PREFILL
+from atoll.solve.rent.allocation_types import DECODE, PREFILL, Allocation
 from atoll.solve.rent.relaxation import market_prices
 from atoll.solve.rent.rent_search import oracles_of
 from atoll.solve.rent.template_pool import TemplatePool
@@ -45,6 +45,19 @@ def many_templates(seed: int, available: int = 9) -> Case:
     return Case(tuple(service(f"m{m}", supply, 3.0 + 2.0 * m, templates) for m in range(2)), supply)
 
 
+def solve(case: Case, gap: float = 1e-3) -> Allocation:
+    answer = allocate(
+        case.services,
+        case.supply,
+        case.limits,
+        init_penalty=case.init_penalty,
+        running=case.running,
+        gap=gap,
+    )
+    assert faults(case, answer) == []
+    return answer
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_pool_has_the_bound_of_all_templates_at_its_prices(seed: int) -> None:
     case = many_templates(seed)
@@ -77,11 +90,10 @@ def test_what_is_found_of_a_pool_is_sound(
     seed: int, scarce: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = random_case(seed, regions=2 + seed % 2, scarce=scarce, running=seed % 2 == 1)
-    plain = allocate(case.services, case.supply, case.limits, running=case.running, gap=1e-3)
+    plain = solve(case)
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
     monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
-    answer = allocate(case.services, case.supply, case.limits, running=case.running, gap=1e-3)
-    assert faults(case, answer) == []
+    answer = solve(case)
     assert answer.fraction_bound >= plain.fraction_bound - 1e-3 or answer.served.min() == 1.0
     least = optimum(case)
     if np.isfinite(least) and answer.served.min(initial=1.0) == 1.0:
@@ -90,11 +102,11 @@ def test_what_is_found_of_a_pool_is_sound(
 
 
 def test_a_dive_comes_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = many_templates(1)
+    plain = solve(case, gap=1e-2)
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
     monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
-    case = many_templates(1)
-    answer = allocate(case.services, case.supply, case.limits, gap=1e-3)
-    assert faults(case, answer) == []
-    assert answer.served.min() == 1.0
-    assert answer.bound <= optimum(case) + 1e-6
-    assert answer.objective <= 1.1 * optimum(case)
+    answer = solve(case)
+    assert plain.served.min() == answer.served.min() == 1.0
+    assert answer.bound <= plain.objective + 1e-6
+    assert plain.bound <= answer.objective <= 1.1 * plain.objective

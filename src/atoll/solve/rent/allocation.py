@@ -362,7 +362,9 @@ class _Allocator:
         if self._pool is not None:
             found = outcome.relaxation
             best = outcome.prices if found is None else found.root.prices
-            asked = np.ones(len(self.services)) if served is None else served.fraction
+            asked = np.ones(len(self.services))
+            if served is not None:
+                asked[self.active] = served.fraction * (1.0 - _SHARE_TOLERANCE)
             bound = min(bound, self._prove(active, asked, "cost", best, outcome.market_bound))
         # What must survive stands on the machines that it was given.
         if self.limits.losses is None:
