@@ -544,7 +544,7 @@ class _ZoneOrder:
         each = np.arange(len(price))
         # Of equals the first leads.
         ahead = no_dearer & (~no_dearer.T | (each[:, None] < each[None, :]))
-        led = ahead.any(axis=0)
+        led: Bools = np.asarray(ahead.any(axis=0))
         first = np.argmax(ahead & ~led[:, None], axis=0)
         return np.where(led, first, each)
 
