@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from typing import Annotated, Any
+from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ from atoll.planner.planner_service import (
 from atoll.runtime.http.handlers import Answer
 from atoll.runtime.openai import ApiError
 
-_PATH = "/atoll/v1/fleets/{name}/invitations"
+_PATH = "fleets/{name}/invitations"
 _OWN = frozenset({"gateway", "instances"})
 """Members of a fleet's fabric that are not machines somebody added."""
 
@@ -35,10 +35,41 @@ class Invitation(Frozen):
     measure: bool = False
 
 
+class ShownInvitation(TypedDict):
+    """A machine that was asked to come, and how long its token is good (Unix time)."""
+
+    name: str
+    made_s: float
+    expires_s: float
+    state: Literal["good", "expired", "revoked"]
+
+
+class InvitationList(TypedDict):
+    """Machines that were asked to come to a fleet."""
+
+    invitations: list[ShownInvitation]
+
+
+class MadeInvitation(TypedDict):
+    """The line to type on a machine, with its token; `only_here`: hubs listen on loopback alone."""
+
+    name: str
+    line: str
+    expires_s: float
+    hubs: list[str]
+    only_here: bool
+
+
+class RevokedInvitation(TypedDict):
+    """The machine whose token was taken back."""
+
+    revoked: str
+
+
 async def show_invitations(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with the machines that were asked to come, without their tokens."""
     home = await _find(planner, request)
-    return json_response({"invitations": await asyncio.to_thread(_list, home)})
+    return json_response(InvitationList(invitations=await asyncio.to_thread(_list, home)))
 
 
 async def invite(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -53,30 +84,30 @@ async def take_back(planner: PlanningService, request: PlannerRequest) -> Answer
     home = await _find(planner, request)
     gone = request.names["machine"]
     await asyncio.to_thread(_revoke, home, gone)
-    return json_response({"revoked": gone})
+    return json_response(RevokedInvitation(revoked=gone))
 
 
-def _list(home: FleetHome) -> list[dict[str, Any]]:
+def _list(home: FleetHome) -> list[ShownInvitation]:
     from atoll.fabric.identity.authority import Authority
 
     now_s = time.time()
     return [
-        {
-            "name": member.name,
-            "made_s": member.issued_s,
-            "expires_s": member.expires_s,
-            "state": "revoked"
+        ShownInvitation(
+            name=member.name,
+            made_s=member.issued_s,
+            expires_s=member.expires_s,
+            state="revoked"
             if member.revoked_s is not None
             else "expired"
             if member.expires_s < now_s
             else "good",
-        }
+        )
         for member in Authority(home.folder / "fabric").members
         if member.role == "worker" and member.name not in _OWN
     ]
 
 
-def _invite(home: FleetHome, asked: Invitation) -> dict[str, Any]:
+def _invite(home: FleetHome, asked: Invitation) -> MadeInvitation:
     from atoll.fabric.identity.access import is_loopback
     from atoll.fabric.identity.authority import Authority
 
@@ -87,13 +118,13 @@ def _invite(home: FleetHome, asked: Invitation) -> dict[str, Any]:
     if asked.measure:
         words.append("--measure")
     home.write_down("note", f"{asked.name} may join as a machine, for {asked.days} days")
-    return {
-        "name": asked.name,
-        "line": shlex.join(words),
-        "expires_s": member.expires_s,
-        "hubs": list(access.hubs),
-        "only_here": all(map(is_loopback, access.hubs)),
-    }
+    return MadeInvitation(
+        name=asked.name,
+        line=shlex.join(words),
+        expires_s=member.expires_s,
+        hubs=list(access.hubs),
+        only_here=all(map(is_loopback, access.hubs)),
+    )
 
 
 def _revoke(home: FleetHome, name: str) -> None:
@@ -121,13 +152,19 @@ async def _find(planner: PlanningService, request: PlannerRequest) -> FleetHome:
 
 
 ROUTES = (
-    PlannerRoute("GET", _PATH, "viewer", show_invitations, "Machines that were asked to come"),
+    PlannerRoute(
+        *("GET", _PATH, "viewer", show_invitations, "Machines that were asked to come"),
+        gives=InvitationList,
+    ),
     PlannerRoute(
         *("POST", _PATH, "operator", invite, "Make a token for a machine, shown this once"),
         takes=Invitation,
+        gives=MadeInvitation,
+        status=201,
     ),
     PlannerRoute(
         *("DELETE", f"{_PATH}/{{machine}}", "operator", take_back),
         "Take the token of a machine back",
+        gives=RevokedInvitation,
     ),
 )

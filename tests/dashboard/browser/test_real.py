@@ -14,22 +14,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from atoll.cli.console_inside import load_api
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
+from atoll.core.roles import Role
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.server import Dashboard, DashboardSettings
 from atoll.dashboard.services import ServiceAddress, ServiceDirectory
 from atoll.deploy.target_table import TargetSettings
+from atoll.fabric.identity.authority import Authority
 from atoll.planner.jobs import JobRunner
-from atoll.planner.planner_server import PlannerOptions, PlannerServer
+from atoll.planner.planner_api import PlannerApi
 from atoll.planner.planner_service import PlanningService
 from atoll.runtime.accounts.accounts import Accounts
-from atoll.runtime.accounts.api_keys import NewKey, Role
+from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.pool.routes import ModelPromise
 from tests.dashboard.browser.conftest import SiteOnItsLoop, Visit
+from tests.planner.test_fleet_edit import FLEET
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 
 if TYPE_CHECKING:
@@ -102,22 +106,23 @@ class RealSite(SiteOnItsLoop):
         # An operated fleet whose home is where `operate --state` keeps it.
         home = FleetHome(self.folder / "home")
         home.make()
-        home.write(FleetRecord(name="lab", source="gone.yaml", targets=TargetSettings(), up=True))
+        source = self.folder / "lab.yaml"
+        source.write_text(FLEET)
+        home.write(FleetRecord(name="lab", source=str(source), targets=TargetSettings(), up=True))
+        Authority.create(home.folder / "fabric", "lab", ["127.0.0.1:9"])
         (home.folder / "gateway.log").write_text("gateway starts\n")
-        self._planner = PlannerServer(PlanningService((), (home.folder,), JobRunner(1, modules=())))
-        asked = await self._planner.start(PlannerOptions(socket=self.folder / "planner.sock"))
+        planner = PlannerApi(PlanningService((), (home.folder,), JobRunner(1, modules=())))
         self.services = ServiceDirectory(
             ServiceAddress(self.gateway_url, self.folder / "gateway.sock"),
-            ServiceAddress(socket=Path(str(asked.socket))),
+            planner,
         )
         self._links = LoginLinks(self.folder / "links")
-        self._dashboard = Dashboard(DashboardSettings(port=0), self.services, self._links)
+        self._dashboard = Dashboard(DashboardSettings(port=0), self.services, self._links, load_api)
         host, port = await self._dashboard.start()
         self.url = f"http://{host}:{port}"
 
     async def _stop(self) -> None:
         await self._dashboard.close()
-        await self._planner.close()
         await self._gateway.close()
         await self._accounts.close()
         for each in self.engines:

@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 from atoll.control.decision.backoff import Lost
 from atoll.control.decision.control_view import ControlPolicy, Memory
 from atoll.control.decision.instance_names import hash_place
-from atoll.control.decision.lane_capacity import CarriedLoad, find_mixed, find_short
+from atoll.control.decision.lane_capacity import (
+    CarriedLoad,
+    demand_by_lane,
+    find_mixed,
+    find_short,
+)
 from atoll.control.decision.situation import Situation
 from atoll.plan.plan import count_machines
 from atoll.plan.problem import Offer
@@ -60,10 +65,10 @@ def _demand_triggers(situation: Situation) -> dict[str, str]:
                 found[f"mix {service.name}/{klass.name}"] = (
                     f"'{klass.name}' is {klass.share:.0%} of {service.name}'s requests, planned {before:.0%}"
                 )
-    living = situation.living()
+    living, pressing = situation.living(), situation.outlook.pressing(problem)
     mixed = find_mixed(problem, living)
-    carried = CarriedLoad(problem, mixed, living).lanes()
-    for lane in find_short(carried, situation.outlook.pressing(problem, mixed)):
+    carried = CarriedLoad(pressing, mixed, living).lanes()
+    for lane in find_short(carried, demand_by_lane(pressing, mixed)):
         found[f"short {lane}"] = f"{lane} carries less than is asked with the plan in force"
     running = situation.running()
     for one in situation.wanted:

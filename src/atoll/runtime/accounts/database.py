@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import InputError, MissingDependencyError, UnknownNameError, UsageError
 from atoll.core.paths import state_dir
-from atoll.runtime.accounts.api_keys import ApiKey, NewKey, make_key
+from atoll.runtime.accounts.api_keys import ApiKey, NewKey, choose_key, make_key
 from atoll.runtime.accounts.key_limits import Counted
 from atoll.runtime.accounts.ledger import LedgerRows
 
@@ -190,19 +190,7 @@ class Database:
 
     async def key(self, name: str) -> ApiKey:
         """Return the key with an id, or with a name that only one key has."""
-        known = await self.keys()
-        # Ids first: a name may be anything, another key's id too.
-        matching = [key for key in known if key.id == name] or [
-            key for key in known if key.spec.name == name
-        ]
-        if len(matching) > 1:
-            ids = ", ".join(key.id for key in matching)
-            raise UsageError(f"{len(matching)} keys are called {name!r}", hint=f"use an id: {ids}")
-        if not matching:
-            raise UnknownNameError(
-                "key", name, [k.id for k in known] + [k.spec.name for k in known]
-            )
-        return matching[0]
+        return choose_key(await self.keys(), name)
 
     async def key_changes(self, since: int) -> KeyChanges:
         """Return the keys that changed after a version; one cheap query if none did."""

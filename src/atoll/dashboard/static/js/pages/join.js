@@ -8,7 +8,7 @@ import { badge, button, card, empty, field, input, load, loading, snippet, state
 import { showPlan } from "./deploy/change.js";
 
 const EVERY_MS = 2000;
-const base = (fleet) => `/api/planner/fleets/${encodeURIComponent(fleet)}`;
+const base = (fleet) => `/atoll/v1/fleets/${encodeURIComponent(fleet)}`;
 const gpusOf = (machine) => (machine.gpus?.length ? machine.gpus.map((one) => `${one.count}× ${one.type}${one.memory_bytes ? ` (${bytes(one.memory_bytes)})` : ""}`).join(", ") : "none");
 
 /** What `atoll join --measure` found, in words. */
@@ -89,7 +89,7 @@ export const page = {
 
       async function look(invitation, found) {
         try {
-          const told = await ctx.api.get("/api/gateway/machines");
+          const told = await ctx.api.get("/atoll/v1/machines");
           const machine = told.machines.find((one) => one.provider !== null && (one.name === invitation.name || one.name.split("/")[0] === invitation.name || one.name.endsWith(`/${invitation.name}`)));
           if (machine) {
             arrived(machine, found);
@@ -147,7 +147,7 @@ export const page = {
     }
 
     set(place, loading());
-    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/planner/fleets"), (told) => {
+    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/atoll/v1/fleets"), (told) => {
       fleets = told.fleets.filter((one) => one.kind === "operated");
       const fleet = firstFleet(fleets, ctx.params);
       if (!fleet) return empty("No fleet to add a machine to", "Machines join the fabric of a fleet that is operated from here.", snippet("atoll operate fleet.yaml --dashboard --ask page"));

@@ -265,7 +265,7 @@ export const page = {
     }
 
     async function makeKey() {
-      const made = await askForKey("Make a key", "Make it", null, (told) => ctx.api.post("/api/gateway/keys", told));
+      const made = await askForKey("Make a key", "Make it", null, (told) => ctx.api.post("/atoll/v1/keys", told));
       if (!made) return;
       await showOnce(made);
       await loadKeys();
@@ -275,7 +275,7 @@ export const page = {
     async function editKey(key) {
       const made = await askForKey(`Edit ${key.name}`, "Save", key, (told) => {
         const some = changes(key, told);
-        return Object.keys(some).length ? ctx.api.patch(`/api/gateway/keys/${encodeURIComponent(key.id)}`, some) : {};
+        return Object.keys(some).length ? ctx.api.patch(`/atoll/v1/keys/${encodeURIComponent(key.id)}`, some) : {};
       });
       if (!made) return;
       if (Object.keys(made).length) ctx.toast("Saved: it counts within about a second");
@@ -287,7 +287,7 @@ export const page = {
       const wrong = h("p", { class: "field-error", role: "alert" });
       const done = await ask("Revoke this key?", [h("p", {}, "Key ", h("b", {}, name(key.name)), key.owner ? [" of ", name(key.owner)] : null, " stops working within about a second, for good. What runs is finished."), h("p", { class: "note" }, "What it used stays in the books."), wrong], { ok: "Revoke", kind: "danger", cancel: "Keep it", check: async () => {
         try {
-          await ctx.api.del(`/api/gateway/keys/${encodeURIComponent(key.id)}`);
+          await ctx.api.del(`/atoll/v1/keys/${encodeURIComponent(key.id)}`);
           return true;
         } catch (error) {
           set(wrong, error.message);
@@ -302,7 +302,7 @@ export const page = {
 
     async function loadKeys() {
       try {
-        const answer = await ctx.api.get("/api/gateway/keys");
+        const answer = await ctx.api.get("/atoll/v1/keys");
         if (gone) return;
         keys = answer.keys ?? [];
         drawKeys();
@@ -332,7 +332,7 @@ export const page = {
     function span() { return PERIODS[shown.period][1](new Date()); }
     function query(groups) {
       const [since, until] = span();
-      return `/api/gateway/usage?by=${groups}&since_s=${since}${until ? `&until_s=${until}` : ""}`;
+      return `/atoll/v1/usage?by=${groups}&since_s=${since}${until ? `&until_s=${until}` : ""}`;
     }
 
     async function loadUsage() {
@@ -357,7 +357,7 @@ export const page = {
 
     /** Budgets of this month, the fullest first; nothing where none is set. */
     async function loadBudgets() {
-      const { budgets } = await ctx.api.get("/api/gateway/budgets").catch(() => ({ budgets: [] }));
+      const { budgets } = await ctx.api.get("/atoll/v1/budgets").catch(() => ({ budgets: [] }));
       if (gone || !budgets?.length) return set(budgetPlace);
       const share = (one) => one.spent_usd / one.usd_per_month;
       const title = (one) => (one.owner ? `${one.owner} (team)` : one.key ? one.name ?? one.key : "All requests");
