@@ -104,7 +104,7 @@ def test_no_flow_within_a_promise_exceeds_the_bound() -> None:
     assert 0.0 < best <= bound
 
 
-@few
+@settings(max_examples=6)
 @given(st.integers(0, 2**20))
 def test_filled_stages_carry_what_is_said_with_the_machines_that_are_there(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -201,4 +201,4 @@ def test_a_promise_that_no_pipeline_keeps_is_said() -> None:
     problem = parse_fleet(fleet(102).replace("tpot: 200ms", "tpot: 1ms"))
     plan = solve("flow.search", problem, problem.catalog(), PROMISED)
     assert plan.status == "infeasible"
-    assert "no pipeline within a site keeps ttft 10 s and tpot 1 ms" in plan.reasons[0]
+    assert "no pipeline within a site keeps ttft 10s and tpot 1ms" in plan.reasons[0]
