@@ -4,11 +4,11 @@
 
 **Changes and kills.** A fleet that chats, sees and speaks is brought up by `atoll up` and operated by `atoll
 operate`, here. Clients ask all the time, at a rate that does not wait for answers. Again and again the fleet
-file says another mix of classes, so that another plan comes in force: executors start, take over, and are
-drained. Executors are killed (SIGKILL) meanwhile: in the midst of a change, when all stands still, one that a
-stream is just coming from; and so is the graph server. Every answer is compared with the one to the same
-request before the first of it, letter by letter, byte by byte. At the end nothing may be left: no array, no
-process, no folder.
+file says another mix of classes, and clients ask so. Where what runs does not do for that another plan comes
+in force: executors start, take over, and are drained. Executors are killed (SIGKILL) meanwhile: in the midst
+of a change, when all stands still, one that a stream is just coming from; and so is the graph server. Every
+answer is compared with the one to the same request before the first of it, letter by letter, byte by byte. At
+the end nothing may be left: no array, no process, no folder.
 
 **Plan against monolith**: see `benchmarks.any_to_any.plan_monolith`.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import tempfile
 import time
@@ -48,7 +49,10 @@ _COMPARED = (
     "sim_vs_served_err",
     "sim_vs_served_err_mean",
 )
-_SETTLED_S = 600.0
+_SETTLED_S = 1200.0
+"""Where promises are broken, as on a busy machine, what is left over goes `ControlPolicy.recover_s` later."""
+_REPLANNED_S = 90.0
+"""How long another plan is waited for: what runs may do for the new mix, too."""
 _SILENT_S = 240.0
 """How long clients wait for the next word: where the only executor of a kind dies, until another serves."""
 _LEASES_S = 90.0
@@ -60,6 +64,8 @@ class LiveOutcome(AnswersSeen):
     """What clients saw of changes and kills, and what was left."""
 
     changes: int = 0
+    plans: int = 0
+    """Changes that brought another plan before the next step."""
     kills: Counter[str] = field(default_factory=Counter)
     """By way."""
     settle_s: list[float] = field(default_factory=list)
@@ -120,8 +126,10 @@ class LiveRun:
         self._mix = MIXES[(number + 1) % len(MIXES)]
         self._tell(f"change {number + 1}: {self._mix}")
         self._fleet.use(self._mix)
-        await until(lambda: self._plan_hash() != before, "other plan", _SETTLED_S)
+        with contextlib.suppress(AskError):
+            await until(lambda: self._plan_hash() != before, "other plan", _REPLANNED_S)
         self.outcome.changes += 1
+        self.outcome.plans += self._plan_hash() != before
         for way in sorted(ways, key=("change", "server", "stream", "calm").index):
             if way == "calm":
                 await self._settle()
@@ -230,7 +238,9 @@ def show_shaken(outcome: LiveOutcome) -> None:
             f"{kind:14s} {outcome.requests[kind]:6d} {middle:8.2f} {most:8.2f} {max(took_s):8.2f}"
         )
     struck = ", ".join(f"{way} {times}" for way, times in sorted(outcome.kills.items()))
-    print(f"{outcome.changes} changes of mix; {outcome.kills.total()} kills: {struck}")
+    print(
+        f"{outcome.changes} changes of mix, {outcome.plans} of plan; {outcome.kills.total()} kills: {struck}"
+    )
     for line in (*outcome.notes[:20], *(f"left: {each}" for each in outcome.left[:20])):
         print(f"  {line}")
 
@@ -249,6 +259,7 @@ def run_live(quick: bool) -> dict[str, float | int | None]:
     return {
         **{name: compared[name] for name in _COMPARED},
         "changes": outcome.changes,
+        "plan_changes": outcome.plans,
         "kills": outcome.kills.total(),
         "errors": outcome.errors,
         "wrong_answers": outcome.wrong_answers,

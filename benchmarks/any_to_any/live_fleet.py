@@ -240,8 +240,8 @@ class LiveFleet:
         for pid in self._pids():
             with contextlib.suppress(OSError):
                 names = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-                found |= {Path(name) for name in names if name.startswith(f"{SHARED_MEMORY}/atoll")}
-        return {path if path.is_dir() else path.parent for path in found}
+                found |= {store for name in names if (store := store_of(name)) is not None}
+        return found
 
     def _pids(self) -> list[int]:
         mark, found = os.fsencode(f"XDG_RUNTIME_DIR={self._runtime}"), []
@@ -250,6 +250,13 @@ class LiveFleet:
                 if mark in path.read_bytes().split(b"\0"):
                     found.append(int(path.parent.name))
         return found
+
+
+def store_of(opened: str) -> Path | None:
+    """Return the store that an open file or folder lies in, though it may be deleted; None for others."""
+    within = opened.removesuffix(" (deleted)").removeprefix(f"{SHARED_MEMORY}/")
+    name, *_ = within.split("/")
+    return SHARED_MEMORY / name if name.startswith("atoll") else None
 
 
 def _option(words: list[bytes], name: bytes) -> str:

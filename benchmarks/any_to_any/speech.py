@@ -44,6 +44,7 @@ from benchmarks.any_to_any.speech_client import (
     transcribe,
 )
 from benchmarks.any_to_any.speech_fleet import (
+    CORE,
     MODEL,
     MeanRequest,
     RunningFleet,
@@ -70,6 +71,7 @@ _OPEN_SHARE = 0.5
 _WARM_UP = 2
 _RUNS = 5
 _SEED = 17
+_CLASS = "audio -> audio"
 _BAR_WER = 0.1
 Numbered = tuple[int, SpokenQuestion]
 
@@ -190,12 +192,12 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
             whole = await start(stack.enter_context(fleet_on("monolith", monolith(len(cores)))))
             known = await closed_loop(questions_of(whole.fleet.url, MODEL, asked[:4], TOKENS), 1)
             mean = MeanRequest.of(known, audio_s)
-            mixed = {"audio -> audio": (1.0, mean)}
+            mixed = {_CLASS: (1.0, mean)}
             request_s = core.request_s(mean)
             rate_per_s = _BUSY * len(cores) / sum(request_s.values())
             shown = ", ".join(f"{part} {seconds:.2f}" for part, seconds in request_s.items())
             _say(f"seconds of a core for a request: {shown}; planning for {rate_per_s:.2f}/s")
-            fleet = fleet_of(core, mixed, rate_per_s, len(cores))
+            fleet = fleet_of({CORE: (core, len(cores))}, mixed, rate_per_s)
             plan = await asyncio.to_thread(make_plan, fleet)
             made = ", ".join(instance.describe() for instance in plan.instances)
             alike = is_monolithic(plan)
@@ -205,7 +207,7 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
             if alike and len(cores) > 1:
                 # By rates without batches the mind alone may be more than one core has.
                 least = min(rate_per_s, _BUSY / max(request_s.values()))
-                fleet = fleet_of(core, mixed, least, len(cores), SPLIT)
+                fleet = fleet_of({CORE: (core, len(cores))}, mixed, least, SPLIT)
                 plan = await asyncio.to_thread(make_plan, fleet)
                 await start(stack.enter_context(fleet_on("split", planned(plan), plan)))
                 simulated_of["split"] = (plan, SPLIT)
@@ -224,9 +226,11 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
     for f in simulated:
         plan, ways = simulated_of[f.name]
         for share in (1.0, f.core_share["open loop"]):
-            fleet = fleet_of(core.at(share), mixed, rate_per_s, len(cores), ways)
+            fleet = fleet_of({CORE: (core.at(share), len(cores))}, mixed, rate_per_s, ways)
             title = f"{f.name}, {share:.0%} of a core"
-            said[title] = simulate_answers(fleet, plan, f.answers["open loop"], [mean])
+            said[title] = simulate_answers(
+                fleet, plan, f.answers["open loop"], {_CLASS: mean}, (_CLASS,)
+            )
     ratios = _compare_simulated(said, found)
     figures = [Figure("wer", round(wer, 4), _BAR_WER, f"of {len(spoken)} questions")]
     full = f"{CLIENTS} clients"

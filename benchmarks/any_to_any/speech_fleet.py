@@ -31,6 +31,8 @@ from benchmarks.any_to_any.speech_client import TimedAnswer
 from benchmarks.process_cpu import read_core_share, read_cpu_s, read_schedule_s
 
 MODEL = "assistant"
+CORE = "CORE"
+"""The kind of device that a core of this machine is."""
 PARTS = ("audio", "llm", "speech")
 _PLAN_S = 300.0
 _PERCENTS = (50, 95, 99)
@@ -122,6 +124,10 @@ class MeasuredCore:
         return {part: amounts[unit] / per_s for part, (unit, per_s) in self.rates.items()}
 
 
+Devices = Mapping[str, tuple[MeasuredCore, int]]
+"""By kind of device, how fast one is and how many there are."""
+
+
 def measure_core(cores: Sequence[int], runs: int, parts: Sequence[str] = PARTS) -> MeasuredCore:
     """Measure parts on all cores at once, one `atoll tasks measure` each, and return the mean."""
     command = [sys.executable, "-m", "atoll", "tasks", "measure", "--json", "--runs", str(runs)]
@@ -155,21 +161,33 @@ def measure_core(cores: Sequence[int], runs: int, parts: Sequence[str] = PARTS) 
 
 
 def fleet_of(
-    core: MeasuredCore,
+    devices: Devices,
     classes: Mapping[str, tuple[float, MeanRequest]],
     rate_per_s: float,
-    cores: int,
     paths: str = "",
 ) -> Fleet:
-    """Return the fleet: so many cores, each a machine of its own, and the demand, by class with its share."""
-    rates = "\n".join(
-        f"      {part}: {{CORE: {{{unit}: {per_s:.4g}/s}}}}"
-        for part, (unit, per_s) in core.rates.items()
-    )
+    """Return the fleet: its devices, each a machine of its own, and the demand, by class with its share."""
+    first, _ = next(iter(devices.values()))
+    each = {
+        part: ", ".join(
+            f"{kind}: {{{unit}: {core.rates[part][1]:.4g}/s}}"
+            for kind, (core, _) in devices.items()
+        )
+        for part, (unit, _) in first.rates.items()
+    }
+    rates = "\n".join(f"      {part}: {{{text}}}" for part, text in each.items())
     mixed = "\n".join(
         f"      {name}: {{{mean.write(share)}}}" for name, (share, mean) in classes.items()
     )
-    speeds = f"bandwidth: {core.bandwidth_gbs:.4g}GB/s, fp16_tflops: {core.fp16_tflops:.4g}"
+    pool = ", ".join(
+        f'"{kind}:1": {{count: {count}, usd_per_hour: $0.05/h}}'
+        for kind, (_, count) in devices.items()
+    )
+    gpus = "\n".join(
+        f"    {kind}: {{like: T4, bandwidth: {core.bandwidth_gbs:.4g}GB/s, "
+        f'fp16_tflops: {core.fp16_tflops:.4g}, source: "measured"}}'
+        for kind, (core, _) in devices.items()
+    )
     return Fleet.read(
         f"""\
 name: speech
@@ -187,18 +205,20 @@ services:
 {rates}
 pool:
   owned:
-    here: {{"CORE:1": {{count: {cores}, usd_per_hour: $0.05/h}}}}
+    here: {{{pool}}}
 catalog:
   gpus:
-    CORE: {{like: T4, {speeds}, source: "measured"}}
+{gpus}
 """
     )
 
 
-def make_plan(fleet: Fleet, solver: str | None = None) -> Plan:
-    """Plan with little effort; RuntimeError where the demand cannot be met."""
+def make_plan(fleet: Fleet, solver: str | None = None, *, capacity_only: bool = False) -> Plan:
+    """Plan with little effort; RuntimeError where nothing can be served."""
     effort = Effort(work=LEVELS["low"])
-    plan = fleet.plan(solver=solver, effort=effort, deadline_s=_PLAN_S, rank=False)
+    plan = fleet.plan(
+        solver=solver, effort=effort, deadline_s=_PLAN_S, rank=False, capacity_only=capacity_only
+    )
     if plan.status == "infeasible" or not plan.instances:
         raise RuntimeError("there is no plan for the demand")
     return plan
@@ -315,23 +335,25 @@ def simulate_answers(
     fleet: Fleet,
     plan: Plan,
     answers: Sequence[TimedAnswer],
-    means: Sequence[MeanRequest],
-    classes: Sequence[int] = (0,),
+    means: Mapping[str, MeanRequest],
+    classes: Sequence[str],
 ) -> dict[str, float]:
     """Return what the simulator says of the very requests that were answered: same times, same lengths.
 
-    means: of the fleet's classes, in order. classes: the number of the class of each question.
+    means: by class of the fleet. classes: the class of each question.
     """
     ordered = sorted(answers, key=lambda answer: answer.began_s)
     tasks = task_fleet(plan, fleet.problem, fleet.catalog)
-    numbers = [classes[answer.question % len(classes)] for answer in ordered]
+    # A fleet has classes in an order of its own.
+    number = {klass.name: at for at, klass in enumerate(tasks.classes)}
+    own = [classes[answer.question % len(classes)] for answer in ordered]
     demand = Demand(
         np.array([answer.began_s for answer in ordered]),
-        np.array(numbers, np.int64),
+        np.array([number[name] for name in own], np.int64),
         np.array(
             [
-                max(1.0, answer.prompt_tokens - means[number].media_tokens)
-                for number, answer in zip(numbers, ordered, strict=True)
+                max(1.0, answer.prompt_tokens - means[name].media_tokens)
+                for name, answer in zip(own, ordered, strict=True)
             ]
         ),
         np.array([float(answer.completion_tokens) for answer in ordered]),

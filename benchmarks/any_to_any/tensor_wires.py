@@ -1,11 +1,13 @@
 """How fast tensors go from one executor to another: `python -m benchmarks.any_to_any.tensor_wires`.
 
 A store with a door (`ExecutorServer`) has a tensor of 1 MiB and one of 64 MiB; a client in another process
-fetches each again and again, over TCP (checksums, chunks of 1 MiB, back-pressure) and through the fabric's
-tunnel over a hub (sealed, with credits). Both on loopback, and between network namespaces: there TCP over a
-pair of virtual links, then with ports of the bridge that let nobody but the hub through, so that the tunnel
-is the only way and `atoll.deploy.commands.reach` has to find it. Namespaces need root; without them they are
-skipped. Times are medians, by the clock; `cpu_s_per_gb` counts both processes, not the hub.
+fetches each again and again, over TCP (checksums, chunks of 1 MiB, back-pressure), by NIXL where it is
+installed, and through the fabric's tunnel over a hub (sealed, with credits). All on loopback, and between
+network namespaces: there TCP and NIXL over a pair of virtual links, then with ports of the bridge that let
+nobody but the hub through, so that the tunnel is the only way and `atoll.deploy.commands.reach` has to find
+it. NIXL's UCX is told to use TCP alone: between machines without RDMA it has nothing else. Namespaces need
+root; without them they are skipped. Times are medians, by the clock; `cpu_s_per_gb` counts both processes,
+not the hub.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +36,7 @@ from atoll.deploy.commands.reach import TunnelEnd, reach
 from atoll.fabric.identity.authority import Authority
 from atoll.runtime.executor.executor_client import Dial, ExecutorClient
 from atoll.runtime.executor.executor_server import ExecutorServer
+from atoll.runtime.executor.nixl_wire import NixlMode, open_wire
 from atoll.runtime.executor.store import ArrayStore
 from atoll.runtime.http.program import run
 from atoll.tasks.values import Handle
@@ -48,12 +52,13 @@ _READY_S = 120.0
 _LEASE_S = 3600.0
 
 
-async def _far(address: str, folder: Path) -> None:
+async def _far(address: str, folder: Path, nixl: NixlMode) -> None:
     """Keep tensors until standard input ends; say where they are."""
     place, _ = await open_meeting("wires", "far")
     assert isinstance(place, FabricMeeting)
     store = ArrayStore(folder, _STORE_BYTES, owner="far")
-    server = ExecutorServer("far", _TOKEN, store)
+    wire = open_wire(nixl, "far", address)
+    server = ExecutorServer("far", _TOKEN, store, wire=wire)
     host, port = await server.start(address, 0)
     own = MemberAddress(host=host, ports=(port, port))
     await place.enter("far", own)
@@ -75,6 +80,8 @@ async def _far(address: str, folder: Path) -> None:
     await server.close()
     await place.leave()
     store.close()
+    if wire is not None:
+        wire.close()
     print(json.dumps({"cpu_s": busy_s}), flush=True)
 
 
@@ -89,10 +96,14 @@ async def _near(way: str, said: dict[str, Any], times: dict[str, int]) -> None:
             await asyncio.sleep(0.05)
     ways: dict[str, Dial] = {
         "tcp": asyncio.open_connection,
+        "nixl": asyncio.open_connection,
         "tunnel": end.dial,
         "only": reach(end.dial),
     }
-    client = ExecutorClient(said["address"], _TOKEN, "near", connect_s=20.0, dial=ways[way])
+    wire = open_wire("always" if way == "nixl" else "never", "near", host)
+    client = ExecutorClient(
+        said["address"], _TOKEN, "near", connect_s=20.0, dial=ways[way], wire=wire
+    )
     await client.connect()
     found: dict[str, list[float]] = {}
     busy_s = time.process_time()
@@ -107,6 +118,8 @@ async def _near(way: str, said: dict[str, Any], times: dict[str, int]) -> None:
     await client.close()
     await end.close()
     await place.leave()
+    if wire is not None:
+        wire.close()
     print(json.dumps({"seconds": found, "cpu_s": busy_s}), flush=True)
 
 
@@ -117,6 +130,7 @@ def _process(
     environment = os.environ | {
         "ATOLL_FABRIC": f"@{folder / 'node.token'}",
         "ATOLL_ADDRESS": site.address,
+        "UCX_TLS": "tcp",
     }
     command = site.command([sys.executable, "-m", *arguments])
     process = subprocess.Popen(
@@ -153,7 +167,10 @@ def _measure(way: str, machines: Sequence[Site], times: dict[str, int]) -> dict[
         token = f"@{folder / 'f' / 'hub-h0.token'}"
         stack.enter_context(_process(hub, folder, "atoll", "hub", token, f"--listen={at}"))
         _, far_out = far_process = stack.enter_context(
-            _process(far, folder, me, "--role", "far", far.address, str(folder / "store"))
+            _process(
+                *(far, folder, me, "--role", "far", far.address, str(folder / "store")),
+                "always" if way == "nixl" else "never",
+            )
         )
         said = _read(far_out, "the far end")
         near_in = json.dumps({"way": way, "said": said, "times": times})
@@ -176,26 +193,33 @@ def _measure(way: str, machines: Sequence[Site], times: dict[str, int]) -> dict[
 def measure_wires(times: dict[str, int]) -> tuple[dict[str, dict[str, float]], str]:
     """Return the figures of every way, and why some were skipped ("": none was)."""
     local = [Site(name, f"127.0.{n}.1") for n, name in enumerate(("hub", "far", "near"), 1)]
-    found = {way: _measure(way, local, times) for way in ("tcp", "tunnel")}
+    direct = ("tcp", "nixl") if find_spec("nixl") else ("tcp",)
+    skipped = "" if "nixl" in direct else "NIXL is not installed"
+    found = {way: _measure(way, local, times) for way in (*direct, "tunnel")}
     with sites("hub", "far", "near") as made:
         apart = [made[name] for name in ("hub", "far", "near")]
         if apart[0].namespace is None:
             return found, "no network namespaces can be made here"
-        found["tcp_namespaces"] = _measure("tcp", apart, times)
+        for way in direct:
+            found[f"{way}_namespaces"] = _measure(way, apart, times)
         for site in apart[1:]:
             # As `tests.e2e.sites` names its links: ports that reach the hub's alone.
             _, tag, number = str(site.namespace).split("-")
             words = ["bridge", "link", "set", "dev", f"ao{tag}{number}", "isolated", "on"]
             subprocess.run(words, check=True)
         found["tunnel_namespaces"] = _measure("only", apart, times)
-    return found, ""
+    return found, skipped
 
 
 def main() -> None:
     """Print a table, then one line of JSON; with --role run one end."""
     if sys.argv[1:2] == ["--role"]:
         if sys.argv[2] == "far":
-            run(_far(sys.argv[3], Path(sys.argv[4])))
+            run(
+                _far(
+                    sys.argv[3], Path(sys.argv[4]), "always" if sys.argv[5] == "always" else "never"
+                )
+            )
         else:
             run(_near(**json.loads(sys.argv[3])))
         return

@@ -2,8 +2,9 @@
 
 Each process is a device: its parts take turns on it, in order. Eyes, ears and voice take so many seconds for
 what they get, one after the other; the mind writes all its answers at once, a token each per step, and reads
-new prompts in the same step. So what a fleet of them does is measured without GPUs, and alike however busy
-the machine is: routing, batches, queues and hand-overs are those that serve.
+new prompts in the same step. Options say how many times as long a device takes to compute, and to read the
+weights, which is what a step takes. So what a fleet of them does is measured without GPUs, and alike however
+busy the machine is: routing, batches, queues and hand-overs are those that serve.
 """
 
 from __future__ import annotations
@@ -66,18 +67,20 @@ class TimedPart(BatchComponent):
 
     max_batch: ClassVar[int] = 1
 
+    def __init__(self, *, compute: float = 1.0) -> None:
+        self._compute = compute
+
     @classmethod
     def load(cls, setup: Setup) -> Self:
         """Return it."""
-        del setup
-        return cls()
+        return cls(compute=float(setup.option("compute", 1.0)))
 
     def run(self, batch: Sequence[Inputs]) -> Sequence[Output]:
         """Wait for each, and give what it makes."""
         found = []
         for inputs in batch:
             seconds, output = self.one(inputs)
-            _DEVICE.work(seconds)
+            _DEVICE.work(self._compute * seconds)
             found.append(output)
         return found
 
@@ -162,7 +165,10 @@ class TimedMind(StreamComponent):
 
     name: ClassVar[str] = "timed-mind"
 
-    def __init__(self, *, one_sentence: bool = False) -> None:
+    def __init__(
+        self, *, one_sentence: bool = False, compute: float = 1.0, memory: float = 1.0
+    ) -> None:
+        self._step_s, self._prompt_s = memory * STEP_S, compute * PROMPT_S
         self._words = tuple(word.replace(".", "") for word in _WORDS) if one_sentence else _WORDS
         self._answers: list[_Answer] = []
         self._loop: asyncio.Task[None] | None = None
@@ -170,7 +176,11 @@ class TimedMind(StreamComponent):
     @classmethod
     def load(cls, setup: Setup) -> Self:
         """Return it."""
-        return cls(one_sentence=bool(setup.option("one_sentence", False)))
+        return cls(
+            one_sentence=bool(setup.option("one_sentence", False)),
+            compute=float(setup.option("compute", 1.0)),
+            memory=float(setup.option("memory", 1.0)),
+        )
 
     def example(self) -> Inputs:
         """Return a greeting."""
@@ -204,7 +214,8 @@ class TimedMind(StreamComponent):
         """Take steps as long as there are answers."""
         while self._answers:
             batch = list(self._answers)
-            seconds = STEP_S + PROMPT_S * sum(a.prompt_tokens for a in batch if not a.read)
+            new = sum(answer.prompt_tokens for answer in batch if not answer.read)
+            seconds = self._step_s + self._prompt_s * new
             await asyncio.to_thread(_DEVICE.work, seconds)
             for answer in batch:
                 answer.read = True

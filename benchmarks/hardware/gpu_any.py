@@ -41,7 +41,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.any_to_any.task_clients import AskError, HeardReply, ask, chat_order, picture_part
+from benchmarks.any_to_any.task_clients import (
+    AskError,
+    ClientOrder,
+    HeardReply,
+    ask,
+    chat_order,
+    picture_part,
+)
 from benchmarks.report import ROOT, Figure, finish, options
 
 if TYPE_CHECKING:
@@ -172,16 +179,14 @@ class BatchTime:
 # Serving
 
 
-def write_checkpoint(shape: Shape, folder: Path) -> None:
-    """Write a model of random weights, made where it will run, with its tokens and its image processor."""
-    import torch
+def make_config(shape: Shape) -> Any:
+    """Return the configuration of a model of that shape."""
     import transformers
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     text = dict(shape.text)
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": text.pop("mrope_section")}
     start, end, image, video = range(shape.first_mark, shape.first_mark + len(_MARKS))
-    config = transformers.Qwen2_5_VLConfig(
+    return transformers.Qwen2_5_VLConfig(
         text_config=text
         | {
             "rope_parameters": rope,
@@ -199,22 +204,24 @@ def write_checkpoint(shape: Shape, folder: Path) -> None:
         tie_word_embeddings=False,
         eos_token_id=_END,
     )
-    torch.manual_seed(_SEED)
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, shape.dtype))
-    try:
-        with torch.device(shape.device):
-            model = transformers.Qwen2_5_VLForConditionalGeneration(config)
-    finally:
-        torch.set_default_dtype(usual)
-    with torch.no_grad():
-        # As a model that was taught, it says no mark; and here no end, either.
-        model.lm_head.weight[start:] = 0.0
-        model.lm_head.weight[:3] = 0.0
-    model.generation_config = transformers.GenerationConfig(eos_token_id=_END, pad_token_id=0)
-    model.save_pretrained(folder, max_shard_size="4GB")
-    words = {f"w{at}": at for at in range(start)}
-    words |= {mark: start + at for at, mark in enumerate(_MARKS)}
+
+
+def pixel_options(shape: Shape) -> dict[str, Any]:
+    """Return what processors of pictures are told."""
+    return {
+        "patch_size": shape.patch,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 4 * shape.patch**2, "longest_edge": 5120 * shape.patch**2},
+    }
+
+
+def write_words(shape: Shape, folder: Path) -> None:
+    """Write a tokenizer of made-up words."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    words = {f"w{at}": at for at in range(shape.first_mark)}
+    words |= {mark: shape.first_mark + at for at, mark in enumerate(_MARKS)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in _MARKS])
@@ -226,12 +233,29 @@ def write_checkpoint(shape: Shape, folder: Path) -> None:
         "chat_template": "{% for message in messages %}{{ message['content'] }} {% endfor %}",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    transformers.Qwen2VLImageProcessorPil(
-        patch_size=shape.patch,
-        merge_size=2,
-        temporal_patch_size=2,
-        size={"shortest_edge": 4 * shape.patch**2, "longest_edge": 5120 * shape.patch**2},
-    ).save_pretrained(folder)
+
+
+def write_checkpoint(shape: Shape, folder: Path) -> None:
+    """Write a model of random weights, made where it will run, with its tokens and its image processor."""
+    import torch
+    import transformers
+
+    torch.manual_seed(_SEED)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, shape.dtype))
+    try:
+        with torch.device(shape.device):
+            model = transformers.Qwen2_5_VLForConditionalGeneration(make_config(shape))
+    finally:
+        torch.set_default_dtype(usual)
+    with torch.no_grad():
+        # As a model that was taught, it says no mark; and here no end, either.
+        model.lm_head.weight[shape.first_mark :] = 0.0
+        model.lm_head.weight[:3] = 0.0
+    model.generation_config = transformers.GenerationConfig(eos_token_id=_END, pad_token_id=0)
+    model.save_pretrained(folder, max_shard_size="4GB")
+    write_words(shape, folder)
+    transformers.Qwen2VLImageProcessorPil(**pixel_options(shape)).save_pretrained(folder)
 
 
 def _picture(shape: Shape, number: int) -> np.ndarray[Any, Any]:
@@ -241,7 +265,8 @@ def _picture(shape: Shape, number: int) -> np.ndarray[Any, Any]:
     return blocks.astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
 
 
-def _words(shape: Shape, number: int, count: int) -> str:
+def draw_words(shape: Shape, number: int, count: int) -> str:
+    """Return so many made-up words, each number its own."""
     drawn = random.Random(number)
     return " ".join(f"w{drawn.randrange(3, shape.first_mark)}" for _ in range(count))
 
@@ -264,10 +289,10 @@ def measure_parts(shape: Shape, folder: Path) -> list[BatchTime]:
     chat = Setup(shape.device, _threads(shape), {"model": str(folder), "max_batch": MAX_BATCH})
     think: Any = find_component(_COMPONENTS["llm"]).load(chat)
     contents = {
-        TEXT: [{"type": "text", "text": _words(shape, 1, _WORDS)}],
+        TEXT: [{"type": "text", "text": draw_words(shape, 1, _WORDS)}],
         PICTURE: [
             {"type": "embeds", "embeds": seen},
-            {"type": "text", "text": _words(shape, 2, 20)},
+            {"type": "text", "text": draw_words(shape, 2, 20)},
         ],
     }
     return found + asyncio.run(_measure_chat(shape, think, contents))
@@ -339,28 +364,35 @@ class Asker:
     """Clients of one deployment: each request is one of a kind, and what they saw is kept."""
 
     def __init__(self, shape: Shape, url: str, way: str) -> None:
-        self._shape, self._url, self._way = shape, url, way
+        self._shape, self.url, self._way = shape, url, way
         self.rows: list[Asked] = []
+        self.pictures: dict[int, bytes] = {}
+        """PNGs that were drawn ahead, by number."""
 
     async def ask(self, run: str, number: int, klass: str, arrival_s: float) -> None:
         """Ask, and note what came of it."""
-        content: Any = _words(self._shape, number, _WORDS)
+        content: Any = draw_words(self._shape, number, _WORDS)
         if klass == PICTURE:
-            text = {"type": "text", "text": _words(self._shape, number, 20)}
-            content = [picture_part(_png(_picture(self._shape, number))), text]
+            text = {"type": "text", "text": draw_words(self._shape, number, 20)}
+            drawn = self.pictures.get(number) or draw_png(self._shape, number)
+            content = [picture_part(drawn), text]
         order = chat_order(str(number), SERVICE, klass, content, self._shape.answer)
         reply, error = HeardReply(), ""
         try:
-            await ask(self._url, order, reply)
+            await self.send(order, reply)
         except AskError as wrong:
             error = str(wrong)[:200]
         first = "" if error or reply.first_s is None else f"{1e3 * reply.first_s:.1f}"
         whole = "" if error else f"{1e3 * reply.took_s:.1f}"
         self.rows.append(Asked(self._way, run, f"{arrival_s:.4f}", klass, first, whole, error))
 
+    async def send(self, order: ClientOrder, reply: HeardReply) -> None:
+        """Send a request, and note what comes; `AskError` if that is not all."""
+        await ask(self.url, order, reply)
+
     async def saturate(self, run: str, count: int, seed: int) -> float:
         """Have clients ask until so many are answered; returns requests/s."""
-        left = iter(_mix(count, seed))
+        left = iter(draw_mix(count, seed))
         begun_s = time.monotonic()
 
         async def client() -> None:
@@ -381,15 +413,16 @@ class Asker:
         await asyncio.gather(*(later(*each) for each in arrivals))
 
 
-def _png(image: np.ndarray[Any, Any]) -> bytes:
+def draw_png(shape: Shape, number: int) -> bytes:
+    """Return a picture as a PNG."""
     from PIL import Image
 
     written = io.BytesIO()
-    Image.fromarray(image).save(written, "PNG", compress_level=1)
+    Image.fromarray(_picture(shape, number)).save(written, "PNG", compress_level=1)
     return written.getvalue()
 
 
-def _mix(count: int, seed: int) -> Iterable[tuple[int, str]]:
+def draw_mix(count: int, seed: int) -> Iterable[tuple[int, str]]:
     """Yield numbers and classes, with the share of pictures exact over every ten."""
     drawn = random.Random(seed)
     pictures = round(10 * PICTURE_SHARE)
@@ -409,7 +442,7 @@ def draw_arrivals(rate_per_s: float, seconds: float) -> list[tuple[float, int, s
     while now_s < seconds:
         due.append(now_s)
         now_s += drawn.expovariate(rate_per_s)
-    return [(at, *each) for at, each in zip(due, _mix(len(due), _SEED), strict=True)]
+    return [(at, *each) for at, each in zip(due, draw_mix(len(due), _SEED), strict=True)]
 
 
 async def _serve(
@@ -461,7 +494,7 @@ def serve(out: Path, *, tiny: bool, seconds: float) -> None:
         "picture": list(shape.picture),
         "answer": shape.answer,
         "words": _WORDS,
-        "gpu": _gpu(),
+        "gpu": find_gpu(),
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
     }
@@ -493,7 +526,8 @@ def serve(out: Path, *, tiny: bool, seconds: float) -> None:
                 writer.writerows(rows)
 
 
-def _gpu() -> str:
+def find_gpu() -> str:
+    """Return the name and driver of the GPU here."""
     command = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -15,9 +15,9 @@ from benchmarks.hardware.gpu_any import (
     WAYS,
     Asked,
     BatchTime,
-    _mix,
     _part,
     draw_arrivals,
+    draw_mix,
     read,
 )
 
@@ -61,5 +61,5 @@ def test_arrivals_are_the_same_for_every_deployment() -> None:
     assert first == again
     assert 80 < len(first) < 160
     assert all(0.0 < at < 40.0 for at, _, _ in first)
-    kinds = [klass for _, klass in _mix(100, 5)]
+    kinds = [klass for _, klass in draw_mix(100, 5)]
     assert kinds.count(PICTURE) == round(100 * PICTURE_SHARE)

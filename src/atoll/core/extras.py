@@ -7,18 +7,20 @@ from typing import Literal
 
 from atoll.core.errors import MissingDependencyError
 
-Extra = Literal["serve", "fabric", "engine", "components"]
+Extra = Literal["serve", "fabric", "engine", "components", "nixl"]
 _PACKAGES: dict[Extra, tuple[str, ...]] = {
     "serve": ("httptools", "msgspec", "prometheus_client", "python_multipart"),
     "fabric": ("zenoh", "cryptography", "msgspec"),
     "engine": ("torch", "transformers", "zmq", "tokenizers"),
     "components": ("onnxruntime", "hibari", "PIL"),
+    "nixl": ("nixl",),
 }
 _NEEDED_FOR: dict[Extra, str] = {
     "serve": "serving",
     "fabric": "a fabric",
     "engine": "the stage engine",
     "components": "any-to-any models",
+    "nixl": "handing arrays over by NIXL",
 }
 
 

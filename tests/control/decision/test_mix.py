@@ -19,6 +19,8 @@ from atoll.control.decision.control_view import (
 from atoll.control.decision.decide import DrainInstance, StartInstance, reroute
 from atoll.control.decision.executor_capacity import ClassNeed, ExecutorKind, max_requests
 from atoll.control.decision.forecast import forecast_classes
+from atoll.control.decision.outlook import look_ahead
+from atoll.control.decision.restate import restate_mix
 from atoll.control.decision.route_weights import spread_paths
 from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import Instance, PartWork, Plan, RequestPath, RequestStep
@@ -254,3 +256,58 @@ def test_best_ways_are_those_of_trying_all(
             best = max(best, min(count / load for load, count in loads if load))
     assert found >= best - 1e-6
     assert found <= best * 1.06 + 1e-6
+
+
+def pressed(seen: TrafficSeen) -> dict[str, float]:
+    """What must be carried of each class where 20 requests/s of both are planned for."""
+    world = World(FLEET, FLEET.offers, traffic=(seen,))
+    planned = FLEET.services[0].model_copy(update={"rate_per_s": 40.0})
+    planned = restate_mix(planned, {"image+text": 0.5, "text": 0.5}, POLICY)
+    problem = FLEET.model_copy(update={"services": (planned,)})
+    (found,) = look_ahead(world.view(), (), POLICY).pressing(problem).services
+    return {klass.name: found.rate_per_s * klass.share for klass in found.classes}
+
+
+def test_a_class_that_is_asked_for_all_that_is_planned_for_it_presses_alone() -> None:
+    least = 20.0 * (1.0 - POLICY.slack)
+    assert pressed(traffic(30.0, 0.6)) == pytest.approx({"image+text": least, "text": least})
+    # Fewer requests than before, but pictures as many as there may be.
+    assert pressed(traffic(25.0, 0.9)) == pytest.approx({"image+text": 20.0, "text": least})
+    # Where classes are not told apart, all of them press alike.
+    window = TrafficWindow(60.0)
+    assert pressed(TrafficSeen("look", window, window, window)) == pytest.approx(
+        {"image+text": 20.0, "text": 20.0}
+    )
+
+
+def plan_free(asked: Problem) -> Plan:
+    """All that is asked, or an eye alone where no machine is free."""
+    whole = plan_apart(asked)
+    stand = {one.id for one in asked.running}
+    free = sum(one.available for one in asked.offers if one.node_type == "L4:1") - len(stand)
+    if sum(one.id not in stand for one in whole.instances) <= free:
+        return whole
+    eye = next(one for one in asked.running if one.parts == ("vision",))
+    left = {"instances": (eye,), "status": "partial", "served_fraction": {"look": 0.1}}
+    return whole.model_copy(update=left)
+
+
+def test_what_cannot_be_replaced_for_now_ends_nothing_else() -> None:
+    world = World(FLEET, FLEET.offers, traffic=(traffic(30.0, 0.6),))
+    loop = Loop(world, plan=plan_free)
+    loop.settle()
+    eyes = {one.id for one in world.ready() if one.parts == ("vision",)}
+    assert len(eyes) > 3
+    for one in world.ready():
+        if one.id not in eyes:
+            world.lose(one.id)
+    world.broken = dict.fromkeys((offer.key for offer in FLEET.offers), "capacity")
+    for _ in range(8):
+        loop.tick()
+        assert eyes <= {one.id for one in world.ready()}
+    assert loop.memory.backoffs
+    # When machines can be had again, they serve with those that are new.
+    world.broken = {}
+    loop.settle(400)
+    assert world.lanes()["look"] >= 30.0
+    assert eyes <= {one.id for one in world.ready()}

@@ -56,6 +56,25 @@ def test_new_ones_come_first_and_old_ones_go_when_the_new_serve() -> None:
     assert not whole.dips
 
 
+def test_a_service_that_has_not_caught_up_gives_up_nothing_but_what_is_taken_from_it() -> None:
+    roomy = (offer("L40S:1", 1.8), offer("H100:1", 4.0))
+    stands = [(one, "ready") for one in (*OLD, *NEW)]
+    late = ask(stands, NEW, roomy, recovering=frozenset({"chat"}))  # type: ignore[arg-type]
+    step = next_steps(late)
+    assert not step.drains
+    assert "a1 waits: its service has not caught up" in step.waits
+    # Another service is no reason, and what has to go goes.
+    other = replace(late, recovering=frozenset({"code"}))
+    assert names(next_steps(other).drains) == ["a1", "a2"]
+    assert names(next_steps(replace(late, ending=frozenset({"a2"}))).drains) == ["a2"]
+    assert foresee(late).complete
+    # So does what is in the way of what is wanted.
+    tight = (offer("L40S:1", 1.8, 2), offer("H100:1", 4.0))
+    wanted = [*NEW, instance("b2")]
+    full = ask(stands, wanted, tight, recovering=frozenset({"chat"}))  # type: ignore[arg-type]
+    assert names(next_steps(full).drains) == ["a1"]
+
+
 def test_without_room_the_smallest_dip_is_taken_and_stated() -> None:
     tight = (offer("L40S:1", 1.8, 3),)
     present = [

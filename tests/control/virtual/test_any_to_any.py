@@ -192,9 +192,10 @@ def test_executors_and_curves_come_from_the_simulator_of_tasks(
         "llm",
     }
     assert set(found.curves) == {"look/text", "look/image+text"}
-    for curve in found.curves.values():
+    for name, curve in found.curves.items():
         assert list(curve.kept) == sorted(curve.kept, reverse=True)
-        assert curve.at(1.0) >= 0.9
+        # What is full keeps its target in the very draws that the curve is of.
+        assert curve.at(1.0) >= LOOK.class_target(name.removeprefix("look/"))
         assert curve.stretch >= 1.0
 
 

@@ -278,6 +278,11 @@ class ControlPolicy(Frozen):
     down_after_s: NotNegative = Field(
         default=300.0, description="Capacity follows demand down this much later."
     )
+    recover_s: NotNegative = Field(
+        default=900.0,
+        description="While a service's promises are broken nothing of it is given up until this long after "
+        "it got more: what waits is worked off first.",
+    )
     price_moves: Positive = Field(
         default=0.1, description="Plan at once where a price moved by this share."
     )

@@ -11,8 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.control.decision.control_view import ControlPolicy, ForecastState, TrafficSeen, View
-from atoll.control.decision.forecast import find_spread, measure_level, min_rate, predict_peak
-from atoll.control.decision.lane_capacity import Lanes, demand_by_lane
+from atoll.control.decision.forecast import (
+    MIN_RATE,
+    find_spread,
+    measure_level,
+    min_rate,
+    predict_peak,
+)
+from atoll.control.decision.restate import restate_mix
 from atoll.plan.problem import Problem, Service
 
 _STEP_S = 600.0
@@ -28,35 +34,42 @@ class Outlook:
     states: Mapping[str, ForecastState]
     policy: ControlPolicy
 
-    def needed_now(self, service: Service) -> float:
-        """Return requests/s below which a service is short: asked by the time that a start serves.
+    def pressing(self, problem: Problem) -> Problem:
+        """Return the problem with what must be carried not to need a plan at once, class by class.
+
+        Classes need other executors: one that is asked for all that is planned for it is short without that,
+        however little is asked of the others.
+        """
+        services = []
+        for service in problem.services:
+            seen = self.traffic.get(service.name)
+            own = {} if seen is None else {one.service: one for one in seen.classes}
+            rate = self._needed_now(service.rate_per_s, seen)
+            if own:
+                rates = {
+                    klass.name: self._needed_now(
+                        service.rate_per_s * klass.share, own.get(klass.name)
+                    )
+                    for klass in service.classes
+                }
+                rate = sum(rates.values())
+                mix = {name: one / max(rate, MIN_RATE) for name, one in rates.items()}
+                service = restate_mix(service, mix, self.policy)
+            services.append(service.model_copy(update={"rate_per_s": rate}))
+        return problem.model_copy(update={"services": tuple(services)})
+
+    def _needed_now(self, planned: float, seen: TrafficSeen | None) -> float:
+        """Return requests/s below which who is planned for so many is short: asked once a start serves.
 
         That is never less than what is planned for by more than `slack`: the rest, as a reserve, is there to
         be used, and may never be asked.
         """
-        planned = service.rate_per_s
-        seen = self.traffic.get(service.name)
-        asked = planned
-        if seen is not None:
-            level = measure_level(seen, self.time_s)
-            soon = predict_peak(
-                level, seen.profile, seen.period_s, self.time_s, self.policy.startup_s
-            )
-            soon = max(soon, min_rate(seen.five_minutes.rate_per_s))
-            asked = min(planned, soon)
-        return max((1.0 - self.policy.slack) * planned, asked)
-
-    def pressing(self, problem: Problem, mixed: frozenset[str]) -> Lanes:
-        """Return what every lane must carry not to need a plan at once."""
-        pressing = demand_by_lane(problem, mixed)
-        for service in problem.services:
-            if service.rate_per_s <= 0.0:
-                continue
-            share = self.needed_now(service) / service.rate_per_s
-            lanes = (service.name,) if service.name in mixed else map(str, service.roles)
-            for lane in lanes:
-                pressing[lane] *= share
-        return pressing
+        if seen is None:
+            return planned
+        level = measure_level(seen, self.time_s)
+        soon = predict_peak(level, seen.profile, seen.period_s, self.time_s, self.policy.startup_s)
+        soon = max(soon, min_rate(seen.five_minutes.rate_per_s))
+        return max((1.0 - self.policy.slack) * planned, min(planned, soon))
 
     def suffices_until_s(self, service: Service, rate_per_s: float) -> float | None:
         """Return when demand is expected to exceed a rate, None if not within `payback_s`."""

@@ -9,7 +9,7 @@ loss costs the least go first, and the dip is stated. `foresee` walks the whole 
 |---|---|---|
 | ready | yes | nothing |
 | starting | yes | nothing; too late: stopped, and started anew under another name |
-| ready | no | drained once its lane carries the demand without it |
+| ready | no | drained once its lane carries the demand without it, and has caught up |
 | starting | no | stopped, unless its lane is short |
 | draining | | stopped when its time is over |
 | failed | | stopped, for it may still hold machines |
@@ -75,6 +75,8 @@ class PathQuestion:
     `problem` has the demand to carry and the offers there are. `late` are names of instances that should have
     been ready long ago, `ending` those that must be drained now because their machines will be gone,
     `spared` those that will be but serve until then, and `blocks` says whether something may not be started.
+    `recovering` are services that give nothing up but to make room: they were short lately, or lack something
+    for a while.
     """
 
     problem: Problem
@@ -86,6 +88,7 @@ class PathQuestion:
     late: frozenset[str] = frozenset()
     ending: frozenset[str] = frozenset()
     spared: frozenset[str] = frozenset()
+    recovering: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -265,6 +268,9 @@ def _release(
             _state_dips(walk, seen, after)
         elif any(is_short(after[lane], _floor(walk, lane, floors)) for lane in after):
             left.append(seen)
+        elif not exceeded and not walk.asked.recovering.isdisjoint(seen.instance.services):
+            walk.waits.append(f"{seen.id} waits: its service has not caught up")
+            left.append(seen)
         elif walk.draining >= policy.parallel_drains:
             walk.waits.append(f"{seen.id} waits: {walk.draining} are draining")
             walk.moving = True
@@ -428,7 +434,7 @@ def foresee(asked: PathQuestion) -> ForeseenPath:
     observed = list(asked.observed)
     dips: list[CapacityDip] = []
     for rounds in range(MAX_FORESEEN_ROUNDS):
-        step = next_steps(replace(asked, observed=observed))
+        step = next_steps(replace(asked, observed=observed, recovering=frozenset()))
         dips += step.dips
         # What starts or drains changes the world in the next round: an empty step alone is not the end.
         waiting = any(seen.status.state in ("starting", "draining") for seen in observed)

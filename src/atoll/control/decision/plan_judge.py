@@ -19,6 +19,7 @@ from atoll.control.decision.lane_capacity import (
     ROUNDING,
     CarriedLoad,
     Lanes,
+    demand_by_lane,
     find_mixed,
     is_short,
 )
@@ -61,10 +62,10 @@ def judge(
         return Verdict(False, f"no plan serves this, what runs goes on: {why}")
     rerated = _rate_anew(living, new.instances)
     mixed = find_mixed(problem, (*rerated, *new.instances))
-    demand = outlook.pressing(problem, mixed)
-    policy = outlook.policy
-    now = CarriedLoad(problem, mixed, rerated).lanes()
-    then = CarriedLoad(problem, mixed, new.instances).lanes()
+    pressing, policy = outlook.pressing(problem), outlook.policy
+    demand = demand_by_lane(pressing, mixed)
+    now = CarriedLoad(pressing, mixed, rerated).lanes()
+    then = CarriedLoad(pressing, mixed, new.instances).lanes()
     # Before anything is weighed: no saving is worth a service that ends.
     emptied = _find_emptied(problem, rerated, new.instances)
     if emptied:
@@ -96,8 +97,8 @@ def judge(
         text = f"more is served of {', '.join(gains)}"
         return _weigh_dips(text, max(gains.values()), policy, dips)
     if problem.limits.survival.lost:
-        left_now = _worst_after_loss(problem, mixed, rerated, demand)
-        left_then = _worst_after_loss(problem, mixed, new.instances, demand)
+        left_now = _worst_after_loss(pressing, mixed, rerated, demand)
+        left_then = _worst_after_loss(pressing, mixed, new.instances, demand)
         if left_then > left_now + MIN_SHARE_GAIN:
             text = f"after a loss serves {left_then:.1%} of the demand instead of {left_now:.1%}"
             return _weigh_dips(text, left_then - left_now, policy, dips)

@@ -14,6 +14,7 @@ from atoll.control.decision.control_view import (
     View,
 )
 from atoll.control.decision.instance_names import rename, stamp_name
+from atoll.control.decision.lane_capacity import CarriedLoad, find_mixed, is_short
 from atoll.control.decision.machine_pool import MachinePool
 from atoll.control.decision.outlook import Outlook, look_ahead
 from atoll.control.decision.path import PathQuestion
@@ -85,7 +86,39 @@ class Situation:
             ),
             ending=self.ending,
             spared=self.leaving - self.ending,
+            recovering=self.recovering(),
         )
+
+    def recovering(self) -> frozenset[str]:
+        """Return services of which nothing should go though the plan has it no more.
+
+        Of one that was short, got more lately and breaks promises still, requests wait that came before:
+        until these are answered, later ones are late too. And where an executor cannot be replaced for now
+        others seem to be of no use, but will be again.
+        """
+        view, policy = self.view, self.policy
+        ready = [seen for seen in self.observed if seen.status.state == "ready"]
+        late = {
+            one.service
+            for one in view.promises
+            if one.requests >= policy.enough_requests and one.is_broken
+        }
+        found = {
+            name
+            for seen in ready
+            if view.time_s - seen.status.since_s < policy.recover_s
+            for name in late.intersection(seen.instance.services)
+        }
+        # What was held back is tried again with the next plan.
+        if any(view.time_s < one.until_s + policy.epoch_s for one in self.memory.backoffs):
+            mixed = find_mixed(self.problem, ())
+            carried = CarriedLoad(self.problem, mixed, [seen.instance for seen in ready])
+            found |= {
+                service.name
+                for service in self.problem.graph_services
+                if is_short(carried.of_service(service.name)[service.name], service.demand_per_s)
+            }
+        return frozenset(found)
 
     def living(self) -> tuple[Instance, ...]:
         """Return the wanted instances that stand, or can be started now."""

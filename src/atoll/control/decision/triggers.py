@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 from atoll.control.decision.backoff import Lost
 from atoll.control.decision.control_view import ControlPolicy, Memory
 from atoll.control.decision.instance_names import hash_place
-from atoll.control.decision.lane_capacity import CarriedLoad, find_mixed, find_short
+from atoll.control.decision.lane_capacity import (
+    CarriedLoad,
+    demand_by_lane,
+    find_mixed,
+    find_short,
+)
 from atoll.control.decision.situation import Situation
 from atoll.plan.plan import count_machines
 from atoll.plan.problem import Offer
@@ -60,10 +65,10 @@ def _demand_triggers(situation: Situation) -> dict[str, str]:
                 found[f"mix {service.name}/{klass.name}"] = (
                     f"'{klass.name}' is {klass.share:.0%} of {service.name}'s requests, planned {before:.0%}"
                 )
-    living = situation.living()
+    living, pressing = situation.living(), situation.outlook.pressing(problem)
     mixed = find_mixed(problem, living)
-    carried = CarriedLoad(problem, mixed, living).lanes()
-    for lane in find_short(carried, situation.outlook.pressing(problem, mixed)):
+    carried = CarriedLoad(pressing, mixed, living).lanes()
+    for lane in find_short(carried, demand_by_lane(pressing, mixed)):
         found[f"short {lane}"] = f"{lane} carries less than is asked with the plan in force"
     running = situation.running()
     for one in situation.wanted:
@@ -74,13 +79,13 @@ def _demand_triggers(situation: Situation) -> dict[str, str]:
 
 
 def _market_triggers(situation: Situation) -> dict[str, str]:
-    """Return offers whose price or count has moved since the plan was made, where that may matter.
+    """Return offers whose price or count has moved since a plan was made or sought, where that may matter.
 
     What nobody uses and is dearer, or cannot be had any more, makes no other plan the best.
     """
     policy, found = situation.policy, {}
     used = count_machines(situation.wanted)
-    if situation.memory.planned_s is None or situation.memory.offers == situation.view.offers:
+    if situation.memory.tried_s is None or situation.memory.offers == situation.view.offers:
         return {}
     before = {offer.key: offer for offer in situation.memory.offers}
     after = {offer.key: offer for offer in situation.view.offers}

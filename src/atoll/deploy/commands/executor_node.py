@@ -5,7 +5,8 @@
 Graph servers of its fleet find it in a pool of the fabric (`ExecutorOffer`) and send it invocations over TCP,
 checked by sums and a token that $ATOLL_EXECUTORS names the file of, not encrypted: run it in a network where
 only your own machines are. Where TCP does not lead to it they go through the fabric's tunnel, which is
-sealed (`reach`). /health answers at `--port`. SIGTERM finishes what runs.
+sealed (`reach`). Where NIXL is installed on both sides arrays are read by it; $ATOLL_NIXL, which is "auto",
+"always" or "never", says otherwise. /health answers at `--port`. SIGTERM finishes what runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from atoll.runtime.executor.executor_config import ExecutorConfig
 
 TOKEN_VARIABLE = "ATOLL_EXECUTORS"  # noqa: S105 - the name of a variable
 """Names the file with the token of a fleet's executors."""
+NIXL_VARIABLE = "ATOLL_NIXL"
+"""Says whether arrays go between machines by NIXL: auto, always or never."""
 
 
 class ExecutorOffer(Frozen):
@@ -91,6 +94,7 @@ def make_config(
             "device": "cuda:0" if device == "cuda" else device,
             "threads": threads,
             "drain_s": drain_s,
+            "nixl": os.environ.get(NIXL_VARIABLE, "auto"),
         }
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,6 +21,7 @@ from atoll.core.errors import AtollError, InputError
 from atoll.runtime.executor.executor_messages import (
     VERSION,
     ArrayChunk,
+    ArrayLent,
     AskQueues,
     CallerHello,
     Cancel,
@@ -46,6 +48,7 @@ from atoll.tasks.values import Handle, Value, handles_in
 
 if TYPE_CHECKING:
     from atoll.runtime.executor.arrays import Array
+    from atoll.runtime.executor.nixl_wire import NixlWire
 
 Dial: TypeAlias = (
     "Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]"
@@ -53,6 +56,7 @@ Dial: TypeAlias = (
 """Opens a connection to a host and port, as `asyncio.open_connection`; OSError where it cannot."""
 _Answer: TypeAlias = "FromExecutor | AtollError"
 _Answers: TypeAlias = "asyncio.Queue[_Answer]"
+_LOG = logging.getLogger(__name__)
 _READ_BYTES = 2**18
 _GRACE_S = 5.0
 """How much longer than its deadline an executor may take to say that it has passed."""
@@ -88,6 +92,7 @@ class ExecutorClient:
     """A connection to one executor; made anew with `connect` after it broke.
 
     holder: who keeps what comes back, in leases; the same name after a reconnect keeps its leases.
+    wire: arrays are read by NIXL from executors that have it, too.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class ExecutorClient:
         *,
         connect_s: float = 5.0,
         dial: Dial = asyncio.open_connection,
+        wire: NixlWire | None = None,
     ) -> None:
         self.address = address
         self.holder = holder
@@ -107,6 +113,8 @@ class ExecutorClient:
         self._token = token
         self._connect_s = connect_s
         self._dial = dial
+        self._wire = wire
+        self._nixl = b""
         self._connecting = asyncio.Lock()
         self._ids = itertools.count(1)
         self._waiting: dict[int, _Answers | _LastAnswer] = {}
@@ -156,6 +164,10 @@ class ExecutorClient:
             raise WireError(f"{self.address} speaks version {welcome.version}, not {VERSION}")
         self.name, self.host = welcome.name, welcome.host
         self.components = tuple(welcome.components)
+        if self._wire is not None and welcome.nixl != self._nixl:
+            # Another process is there.
+            self._wire.forget(self._nixl)
+        self._nixl = welcome.nixl
 
     async def call(
         self,
@@ -230,28 +242,61 @@ class ExecutorClient:
                     self._tell(Cancel(number))
 
     async def fetch(self, handle: Handle, *, verify: bool = False) -> Array:
-        """Return the array of a handle: carried by it, mapped from this host, or sent over the wire.
+        """Return the array of a handle: carried by it, mapped from this host, read by NIXL, or sent.
 
         The array must not be written to. `InvocationError` with the code "lost_handle" if it is gone.
         """
-        from atoll.runtime.executor.arrays import ArrayParts, LostHandleError, open_handle
+        from atoll.runtime.executor.arrays import LostHandleError, open_handle
+        from atoll.runtime.executor.nixl_wire import NixlError
 
         # From this host if it can be: nothing is sent over the wire then.
         with contextlib.suppress(LostHandleError):
             return open_handle(handle, verify=verify)
-        parts = ArrayParts(handle)
+        wire = self._wire
         try:
-            with self._open() as (number, answers):
-                await self._send(Fetch(number, handle.id))
-                last = False
-                while not last:
-                    answer = await _next(answers)
-                    if isinstance(answer, ArrayChunk):
-                        parts.add(answer.at, answer.data)
-                        last = answer.last
-            return parts.finish()
+            if wire is not None and (wire.only or self._may_read(wire, handle.nbytes)):
+                try:
+                    return await self._fetch(handle, wire)
+                except NixlError as error:
+                    if wire.only:
+                        raise InvocationError("failed", error.message, handle=handle.id) from error
+                    _LOG.warning("%s: %s; now over the connection", self.address, error.message)
+            return await self._fetch(handle, None)
         except LostHandleError as error:
             raise InvocationError("lost_handle", error.message, handle=handle.id) from error
+
+    def _may_read(self, wire: NixlWire, nbytes: int) -> bool:
+        """Return whether NIXL may lead to the executor: not where only the tunnel does."""
+        writer = self._writer
+        direct = writer is not None and isinstance(writer.get_extra_info("peername"), tuple)
+        return direct and wire.may_read(self._nixl, nbytes)
+
+    async def _fetch(self, handle: Handle, wire: NixlWire | None) -> Array:
+        from atoll.runtime.executor.arrays import ArrayParts, read_bytes
+        from atoll.runtime.executor.nixl_wire import NixlError
+
+        parts = ArrayParts(handle)
+        with self._open() as (number, answers):
+            await self._send(Fetch(number, handle.id, nixl=wire is not None))
+            while True:
+                answer = await _next(answers)
+                if isinstance(answer, ArrayLent) and wire is not None:
+                    try:
+                        data = await wire.read(
+                            self._nixl, answer.address, handle.nbytes, answer.crc32
+                        )
+                    finally:
+                        # Read or not, it need not be lent any more.
+                        self._tell(Cancel(number))
+                    return read_bytes(handle, data, verify=True)
+                if isinstance(answer, ArrayChunk):
+                    if wire is not None and wire.only:
+                        self._tell(Cancel(number))
+                        raise NixlError("the executor does not lend it by NIXL")
+                    # It may be sent where it was asked to be lent: there was no room.
+                    parts.add(answer.at, answer.data)
+                    if answer.last:
+                        return parts.finish()
 
     async def ask_queues(self) -> dict[str, int]:
         """Return how many invocations wait or run, by component."""

@@ -18,8 +18,8 @@ class ExecutorConfig(Frozen):
     a folder of its own for arrays, emptied at the start; `store_bytes` is the most it may hold. token_file:
     what callers must know (one line). threads: cores that each component may keep busy. cpus: the cores of
     the process; none means any. max_waiting: invocations that may wait for one component before more are
-    refused. drain_s: how long what runs may take at SIGTERM. ready_file: written with the process id once
-    every component has run its example.
+    refused. nixl: whether arrays come from executors of other machines by NIXL. drain_s: how long what runs
+    may take at SIGTERM. ready_file: written with the process id once every component has run its example.
     """
 
     name: str = Field(min_length=1)
@@ -34,6 +34,7 @@ class ExecutorConfig(Frozen):
     threads: int = Field(1, ge=1)
     cpus: tuple[int, ...] = ()
     max_waiting: int = Field(256, ge=1)
+    nixl: Literal["auto", "always", "never"] = "auto"
     drain_s: float = Field(20.0, ge=0)
     ready_file: str | None = None
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

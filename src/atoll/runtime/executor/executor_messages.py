@@ -4,7 +4,7 @@ A connection carries frames (`wire`), each one message in MessagePack, many invo
 
     client    CallerHello, then any of Invoke, Cancel, Fetch, Renew, ReleaseArrays, AskQueues
     executor  ExecutorWelcome, then StreamPiece*, Finished or InvocationFailed for Invoke,
-              ArrayChunk* for Fetch, Queues for AskQueues
+              ArrayChunk* or ArrayLent for Fetch, Queues for AskQueues
 
 Handles in values are MessagePack extensions. Frames are bounded; arrays travel in chunks.
 """
@@ -40,6 +40,8 @@ class ExecutorWelcome(Struct, tag="welcome"):
     host: str
     """The identity of its host, as in handles."""
     components: list[str]
+    nixl: bytes = b""
+    """What NIXL needs to read arrays from its memory; without it, it cannot be."""
 
 
 class Invoke(Struct, tag="invoke"):
@@ -94,10 +96,11 @@ class InvocationFailed(Struct, tag="failed"):
 
 
 class Fetch(Struct, tag="fetch"):
-    """Send me the bytes of an array."""
+    """Send me the bytes of an array, or lend them where I can read them by NIXL."""
 
     id: int
     handle: str
+    nixl: bool = False
 
 
 class ArrayChunk(Struct, tag="chunk"):
@@ -107,6 +110,14 @@ class ArrayChunk(Struct, tag="chunk"):
     at: int
     data: bytes
     last: bool
+
+
+class ArrayLent(Struct, tag="lent"):
+    """An array that can be read by NIXL at `address`, until a `Cancel` says that it was."""
+
+    id: int
+    address: int
+    crc32: int
 
 
 class Renew(Struct, tag="renew"):
@@ -138,5 +149,5 @@ class Queues(Struct, tag="queues"):
 
 ToExecutor = Invoke | Cancel | Fetch | Renew | ReleaseArrays | AskQueues
 """Messages after a `CallerHello`."""
-FromExecutor = StreamPiece | Finished | InvocationFailed | ArrayChunk | Queues
+FromExecutor = StreamPiece | Finished | InvocationFailed | ArrayChunk | ArrayLent | Queues
 """Messages after a `ExecutorWelcome`."""

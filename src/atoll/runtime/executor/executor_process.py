@@ -68,6 +68,7 @@ async def serve_executor(config: ExecutorConfig, dial: Dial = asyncio.open_conne
     require_extras("serve")
     from atoll.runtime.executor.executor_pages import StatusPages
     from atoll.runtime.executor.executor_server import ExecutorServer
+    from atoll.runtime.executor.nixl_wire import open_wire
     from atoll.runtime.executor.store import ArrayStore
     from atoll.runtime.executor.workers import make_worker
     from atoll.runtime.http.handlers import HandlerServer
@@ -75,6 +76,7 @@ async def serve_executor(config: ExecutorConfig, dial: Dial = asyncio.open_conne
     host, port = split_address(config.address)
     token = read_token(config.token_file)
     stop = StopSignals()
+    wire = open_wire(config.nixl, config.name, host)
     store = ArrayStore(Path(config.store), config.store_bytes, owner=config.name)
     pages = StatusPages(config.name)
     http = HandlerServer(pages.handle)
@@ -92,7 +94,7 @@ async def serve_executor(config: ExecutorConfig, dial: Dial = asyncio.open_conne
             name: make_worker(name, component, config.max_waiting, threads)
             for name, component in components.items()
         }
-        server = ExecutorServer(config.name, token, store, workers, dial=dial)
+        server = ExecutorServer(config.name, token, store, workers, dial=dial, wire=wire)
         pages.server = server
         for worker in workers.values():
             await worker.start()
@@ -116,6 +118,8 @@ async def serve_executor(config: ExecutorConfig, dial: Dial = asyncio.open_conne
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         store.close()
+        if wire is not None:
+            wire.close()
 
 
 def main(arguments: list[str] | None = None) -> int:

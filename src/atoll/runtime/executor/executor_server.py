@@ -20,6 +20,7 @@ from atoll.runtime.executor.executor_messages import (
     MAX_HELLO_BYTES,
     VERSION,
     ArrayChunk,
+    ArrayLent,
     AskQueues,
     Cancel,
     ExecutorWelcome,
@@ -39,6 +40,7 @@ from atoll.runtime.executor.executor_wire import (
     pack_value,
 )
 from atoll.runtime.executor.fetching import HandleResolver
+from atoll.runtime.executor.nixl_wire import NixlWire
 from atoll.runtime.executor.outputs import OutputSaver
 from atoll.runtime.executor.store import CACHE, ArrayStore
 from atoll.runtime.executor.workers import ComponentWorker, note_failure
@@ -60,7 +62,7 @@ class DoorLimits:
 
     connections: at once. in_flight: invocations and fetches of one connection. input_bytes: memory that the
     inputs of all invocations may take together. hello_s: how long a caller may take to say who it is, and
-    frame_s to send a frame it has begun. silent_s: how long it may take to read what it is sent.
+    frame_s to send a frame it has begun. silent_s: how long it may take to read what it is sent, or lent.
     """
 
     connections: int = 256
@@ -74,7 +76,8 @@ class DoorLimits:
 class ExecutorServer:
     """Takes invocations for workers, and gives arrays of its store to who asks for them.
 
-    Without workers it is a store with a door: whoever makes arrays can have them fetched.
+    Without workers it is a store with a door: whoever makes arrays can have them fetched. wire: by NIXL, from
+    those who have it, and to them.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class ExecutorServer:
         workers: Mapping[str, ComponentWorker] | None = None,
         limits: DoorLimits | None = None,
         dial: Dial = asyncio.open_connection,
+        wire: NixlWire | None = None,
     ) -> None:
         self.name = name
         self.store = store
@@ -93,7 +97,8 @@ class ExecutorServer:
         self.connections: set[CallerConnection] = set()
         self._token = token.encode()
         self._limits = limits or DoorLimits()
-        self._resolver = HandleResolver(store, token, name, dial)
+        self._resolver = HandleResolver(store, token, name, dial, wire)
+        self._wire = wire
         self._strangers = 0
         self._input_bytes = 0
         self._server: asyncio.Server | None = None
@@ -188,7 +193,9 @@ class ExecutorServer:
         # Only who is known may send large frames.
         decoder.max_bytes = MAX_FRAME_BYTES
         connection = CallerConnection(writer, hello.holder, self._limits.silent_s)
-        connection.write(ExecutorWelcome(VERSION, self.name, identify_host(), sorted(self.workers)))
+        nixl = self._wire.metadata if self._wire is not None else b""
+        names = sorted(self.workers)
+        connection.write(ExecutorWelcome(VERSION, self.name, identify_host(), names, nixl))
         return connection, bodies[1:]
 
     async def _listen(
@@ -304,6 +311,8 @@ class ExecutorServer:
             lost = InvocationError("lost_handle", error.message, handle=error.handle)
             connection.fail(message.id, lost)
             return
+        if message.nixl and await self._lend_array(connection, message.id, data):
+            return
         with contextlib.suppress(CallerGoneError):
             for start in range(0, len(data), _CHUNK_BYTES):
                 end = start + _CHUNK_BYTES
@@ -311,3 +320,19 @@ class ExecutorServer:
                 piece = data[start:end]
                 chunk = ArrayChunk(message.id, start, piece, end >= len(data))  # type: ignore[arg-type]
                 await connection.send(chunk)
+
+    async def _lend_array(
+        self, connection: CallerConnection, number: int, data: memoryview
+    ) -> bool:
+        """Lend an array until the caller has read it; returns False where there is no room."""
+        lent = None if self._wire is None else await self._wire.lend(data)
+        if self._wire is None or lent is None:
+            return False
+        try:
+            connection.write(ArrayLent(number, lent.address, lent.crc32))
+            # Whoever has read it cancels this.
+            await asyncio.sleep(self._limits.silent_s)
+            connection.fail(number, InvocationError("deadline", "it was lent, and not read"))
+        finally:
+            self._wire.take_back(lent)
+        return True

@@ -24,6 +24,7 @@ from atoll.runtime.executor.executor_client import (
     ExecutorLostError,
     InvocationError,
 )
+from atoll.runtime.executor.nixl_wire import NixlWire
 from atoll.runtime.executor.store import CACHE, ArrayStore, StoreFullError
 from atoll.tasks.values import Handle, Value
 
@@ -48,9 +49,11 @@ class HandleResolver:
         token: str,
         holder: str,
         dial: Dial = asyncio.open_connection,
+        wire: NixlWire | None = None,
     ) -> None:
         self._store = store
         self._dial = dial
+        self._wire = wire
         self._token = token
         self._holder = holder
         self._peers: dict[str, ExecutorClient] = {}
@@ -114,7 +117,9 @@ class HandleResolver:
         async with self._turns:
             peer = self._peers.get(handle.address)
             if peer is None:
-                peer = ExecutorClient(handle.address, self._token, self._holder, dial=self._dial)
+                peer = ExecutorClient(
+                    handle.address, self._token, self._holder, dial=self._dial, wire=self._wire
+                )
                 self._peers[handle.address] = peer
             try:
                 await peer.connect()

@@ -20,6 +20,7 @@ from atoll.components.base import LoadedComponent, Setup
 from atoll.runtime.executor.executor_client import ExecutorClient
 from atoll.runtime.executor.executor_config import ExecutorConfig
 from atoll.runtime.executor.executor_server import DoorLimits, ExecutorServer
+from atoll.runtime.executor.nixl_wire import NixlWire
 from atoll.runtime.executor.store import ArrayStore
 from atoll.runtime.executor.workers import make_worker
 
@@ -37,8 +38,8 @@ class Running:
     store: ArrayStore
     address: str
 
-    async def connect(self, holder: str = "tester") -> ExecutorClient:
-        client = ExecutorClient(self.address, TOKEN, holder)
+    async def connect(self, holder: str = "tester", wire: NixlWire | None = None) -> ExecutorClient:
+        client = ExecutorClient(self.address, TOKEN, holder, wire=wire)
         await client.connect()
         return client
 
@@ -52,6 +53,7 @@ async def serving(
     limits: DoorLimits | None = None,
     store_bytes: int = 64 * 2**20,
     clock: Callable[[], float] = time.monotonic,
+    wire: NixlWire | None = None,
 ) -> AsyncIterator[Running]:
     """Run an executor in this loop."""
     store = ArrayStore(folder / name, store_bytes, owner=name, clock=clock)
@@ -60,7 +62,7 @@ async def serving(
         kind.name: make_worker(kind.name, kind.load(Setup()), max_waiting, threads)
         for kind in components
     }
-    server = ExecutorServer(name, TOKEN, store, workers, limits)
+    server = ExecutorServer(name, TOKEN, store, workers, limits, wire=wire)
     for worker in workers.values():
         await worker.start()
     host, port = await server.start("127.0.0.1", 0)
