@@ -87,7 +87,7 @@ def place_sites(
     sites = list_sites(stock)
     places = [place_of(stock, site, effort) for site in sites]
     bound = _bound(stock, places, sites, effort)
-    placer = _GroupPlacer(problem, catalog, service, stock, effort)
+    placer = _ServiceGroups(problem, catalog, service, stock, effort)
     found: list[Placed] = []
     free = [list(entry.hosts) for entry in stock.entries]
     value = 0.0
@@ -142,7 +142,7 @@ def deal(stock: Stock, site: Ints) -> Iterator[Group]:
 
 
 @dataclass
-class _GroupPlacer:
+class _ServiceGroups:
     """Places groups of one service; equal ones once."""
 
     problem: Problem
