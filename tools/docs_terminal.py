@@ -34,7 +34,7 @@ READY = {
     "hub": "watching .*\n",
     "gateway": "curl .*\n",
     "join": "(?:serving|taking assignments).*\n",
-    "planner": "curl .*\n",
+    "dashboard": "good once.*\n",
     "operate": "waits for an answer.*\n",
 }
 """Verbs of commands that go on running, and the last that they say when they are ready."""

@@ -51,7 +51,7 @@ ASKS: tuple[dict[str, Any], ...] = (
 def ask_what_if(visitor: Visitor, changes: dict[str, Any]) -> tuple[float, dict[str, Any]]:
     """Return how long a what-if took, in seconds, and what it found."""
     begun_s = time.perf_counter()
-    answer = visitor.post("/api/planner/whatif", {"fleet": "quickstart", **changes})
+    answer = visitor.post("/atoll/v1/whatif", {"fleet": "quickstart", **changes})
     seconds = time.perf_counter() - begun_s
     for block in answer.decode().split("\n\n"):
         if block.startswith("event: result"):
@@ -65,7 +65,7 @@ def open_pages(site: DashboardSite, visitor: Visitor, count: int) -> list[HTTPCo
     opened = []
     for _ in range(count):
         connection = HTTPConnection(urlsplit(site.url).netloc, timeout=60)
-        connection.request("GET", "/live", headers={"cookie": visitor.cookie})
+        connection.request("GET", "/atoll/v1/live", headers={"cookie": visitor.cookie})
         answer = connection.getresponse()
         if answer.status != 200:
             raise RuntimeError(f"a page got {answer.status}: {answer.read()[:200]!r}")

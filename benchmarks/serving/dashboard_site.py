@@ -62,15 +62,15 @@ class Visitor:
         ).open
         token = site.make_link().partition("#token=")[2]
         self.csrf = ""
-        self.csrf = json.loads(self.post("/session", {"token": token}))["csrf"]
+        self.csrf = json.loads(self.post("/atoll/v1/session", {"token": token}))["csrf"]
         self._wait_for_planner()
 
     def _wait_for_planner(self) -> None:
-        """Wait until plans can be asked for: the planner is a process of its own, and loads for a while."""
+        """Wait until plans can be asked for: the planner loads for a while."""
         until_s = time.monotonic() + _START_S
         while True:
             try:
-                with self._open(self.url + "/api/planner/fleets", timeout=60):
+                with self._open(self.url + "/atoll/v1/fleets", timeout=60):
                     return
             except urllib.error.HTTPError as error:
                 if error.code not in (502, 503) or time.monotonic() > until_s:

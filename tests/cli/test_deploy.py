@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from atoll.cli import deploy, history, logs
 from atoll.cli.console_client import KEY_VARIABLE
+from atoll.cli.console_inside import load_api
 from atoll.core.errors import AtollError
 from atoll.dashboard.links import LoginLinks, links_folder, socket_of
 from atoll.dashboard.server import Dashboard, DashboardSettings
@@ -30,12 +31,12 @@ class Console(SiteOnItsLoop):
     async def _start(self) -> None:
         self.gateway, self.planner = FakeGateway(), FakeDesk(step_s=0.0)
         await self.gateway.start()
-        await self.planner.start()
         services = ServiceDirectory(
-            ServiceAddress(self.gateway.url, token=self.gateway.token),
-            ServiceAddress(self.planner.url, token=self.planner.token),
+            ServiceAddress(self.gateway.url, token=self.gateway.token), self.planner
         )
-        self._dashboard = Dashboard(DashboardSettings(port=0), services, LoginLinks(self._folder))
+        self._dashboard = Dashboard(
+            DashboardSettings(port=0), services, LoginLinks(self._folder), load_api
+        )
         host, port = await self._dashboard.start()
         self.url = f"http://{host}:{port}"
         self._links = LoginLinks(links_folder(port))
@@ -46,7 +47,6 @@ class Console(SiteOnItsLoop):
         self._links.forget()
         await self._dashboard.close()
         await self.gateway.close()
-        await self.planner.close()
 
 
 @pytest.fixture

@@ -35,11 +35,6 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None
 Verb = Callable[[Callable[[], None]], None]
 
 
-def test_a_verb_is_found_by_its_older_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["desk", "--help"]) == 0
-    assert "atoll planner" in capsys.readouterr().out
-
-
 def test_success_is_zero(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
     verb(lambda: print("done"))  # noqa: T201
     assert cli.run(["act"]) == 0

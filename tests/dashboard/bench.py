@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atoll.cli.console_inside import load_api
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.server import Dashboard, DashboardSettings
 from atoll.dashboard.services import ServiceAddress, ServiceDirectory
@@ -70,7 +71,7 @@ class Browser:
         return answer
 
     async def log_in(self, **login: str) -> HttpResponse:
-        answer = await self.ask("POST", "/session", login)
+        answer = await self.ask("POST", "/atoll/v1/session", login)
         if answer.status == 200:
             self.csrf = json.loads(answer.body)["csrf"]
         return answer
@@ -120,17 +121,13 @@ async def open_bench(
     gateway = gateway or FakeGateway(interval_s=0.05, token_s=0.001)
     planner = FakeDesk(interval_s=0.05, step_s=0.001)
     await gateway.start()
-    await planner.start()
     services = ServiceDirectory()
     if not missing:
         token = gateway.token if owned else None
-        services = ServiceDirectory(
-            ServiceAddress(gateway.url, token=token),
-            ServiceAddress(planner.url, token=planner.token),
-        )
+        services = ServiceDirectory(ServiceAddress(gateway.url, token=token), planner)
     clock, links = Clock(), LoginLinks(folder / "links")
     chosen = replace(settings or DashboardSettings(), port=0)
-    dashboard = Dashboard(chosen, services, links, clock)
+    dashboard = Dashboard(chosen, services, links, load_api, clock)
     host, port = await dashboard.start()
     try:
         url = f"http://{host}:{port}"
@@ -138,7 +135,6 @@ async def open_bench(
     finally:
         await dashboard.close()
         await gateway.close()
-        await planner.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+from atoll.core.roles import Role, may
 from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response
 from atoll.runtime.http.http_server import ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
 from tests.dashboard import fake_data as data
 from tests.dashboard.fake_data import Json
 
-_RANK = {"viewer": 0, "member": 1, "operator": 2, "admin": 3}
 _WORDS = (
     "The lighthouse keeper climbed the stairs as she did every evening, counting them without "
     "noticing. Far out a ship turned its lamp towards the bay. She lit the wick, wound the clockwork "
@@ -28,7 +28,7 @@ _WORDS = (
 
 
 def answer_json(body: object, status: int = 200) -> Response:
-    return Response(json.dumps(body).encode(), status)
+    return Response(json.dumps(body).encode(), status, headers=(("cache-control", "no-store"),))
 
 
 def forbid() -> ApiError:
@@ -358,6 +358,12 @@ class FakeDesk(FakeService):
         self.next: Json | None = data.make_next(self.started_s)
         self.traces = list(data.TRACES)
         self.plans: set[str] = set()
+        self.roles: list[Role] = []
+        """Who asked, as `seen` has what."""
+        self.ready = asyncio.Event()
+        """Whether it has started, as it has at first."""
+        self.ready.set()
+        self.owners: list[str] = []
         self.file = data.FLEET_FILE
 
     def snapshot(self) -> tuple[str, Json]:
@@ -385,15 +391,23 @@ class FakeDesk(FakeService):
             ]
         }
 
+    async def answer(self, request: Request, role: Role = "admin", owner: str = "") -> Answer:
+        await self.ready.wait()
+        self.owners.append(owner)
+        self.roles.append(role)
+        return await super().answer(request)
+
+    async def listen(self) -> AsyncGenerator[bytes, None]:
+        await self.ready.wait()
+        async with contextlib.aclosing(self._rename_pieces(self.live())) as pieces:
+            async for piece in pieces:
+                yield piece
+
     async def route(self, request: Request, path: str) -> Answer:
-        if request.headers.get(b"authorization") != f"Bearer {self.token}".encode():
-            raise ApiError(401, "a valid token is needed", kind="authentication_error")
-        role = request.headers.get(b"x-atoll-role", b"admin").decode()
-        if request.method != b"GET" and _RANK[role] < 1:
+        role = self.roles[-1]
+        if request.method != b"GET" and not may(role, "member"):
             raise forbid()
         rest = path.removeprefix("/atoll/v1/")
-        if rest == "live":
-            return EventStream(self.live())
         if rest == "catalog/models":
             return answer_json({"models": data.MODELS_TO_DEPLOY})
         if rest.startswith("fleets"):
@@ -405,10 +419,14 @@ class FakeDesk(FakeService):
         if rest.startswith("traces"):
             return self._traces(request, rest)
         if rest.startswith("reports/"):
-            return Response(data.REPORT.encode(), content_type="text/html; charset=utf-8")
+            return Response(
+                data.REPORT.encode(),
+                content_type="text/html; charset=utf-8",
+                headers=(("cache-control", "no-store"),),
+            )
         raise ApiError(404, f"nothing at {path}", code="not_found")
 
-    def _fleet(self, request: Request, role: str, rest: str) -> Answer:
+    def _fleet(self, request: Request, role: Role, rest: str) -> Answer:
         if rest == "fleets":
             return answer_json(self._fleets())
         _, name, *kind = rest.split("/")
@@ -459,9 +477,9 @@ class FakeDesk(FakeService):
             }
         )
 
-    def _file(self, request: Request, role: str, name: str) -> Answer:
+    def _file(self, request: Request, role: Role, name: str) -> Answer:
         if request.method == b"PUT":
-            if _RANK[role] < _RANK["operator"]:
+            if not may(role, "operator"):
                 raise forbid()
             self.file = json.loads(request.body)["file"]
             return answer_json({"fleet": name, "version": "b", "changed": "chat changed (rate)"})
@@ -476,9 +494,9 @@ class FakeDesk(FakeService):
             }
         )
 
-    def _approve(self, request: Request, role: str, name: str) -> Answer:
+    def _approve(self, request: Request, role: Role, name: str) -> Answer:
         if request.method == b"POST":
-            if _RANK[role] < _RANK["operator"]:
+            if not may(role, "operator"):
                 raise forbid()
             body = json.loads(request.body)
             if self.next is None or body.get("id") != self.next["id"]:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from atoll.cli.console_inside import load_api
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.server import Dashboard, DashboardSettings
 from atoll.dashboard.services import ServiceAddress, ServiceDirectory
@@ -25,15 +26,14 @@ from tests.dashboard.fakes import FakeDesk, FakeGateway
 async def play(options: argparse.Namespace) -> None:
     gateway, planner = FakeGateway(keys_needed=not options.no_keys), FakeDesk()
     await gateway.start()
-    await planner.start()
     services = ServiceDirectory(
         None if options.no_gateway else ServiceAddress(gateway.url, token=gateway.token),
-        None if options.no_planner else ServiceAddress(planner.url, token=planner.token),
+        None if options.no_planner else planner,
     )
     settings = DashboardSettings(port=options.port, static=options.static, follow_static=True)
     with tempfile.TemporaryDirectory() as folder:
         links = LoginLinks(Path(folder))
-        dashboard = Dashboard(settings, services, links)
+        dashboard = Dashboard(settings, services, links, load_api)
         host, port = await dashboard.start()
         for _ in range(options.links):
             sys.stdout.write(f"http://{host}:{port}/#token={links.make()}\n")
@@ -43,7 +43,6 @@ async def play(options: argparse.Namespace) -> None:
         async def close() -> None:
             await dashboard.close()
             await gateway.close()
-            await planner.close()
 
         await close_when_told(close)
 

@@ -125,7 +125,7 @@ class TestCompanion:
         monkeypatch.setattr(beside, "_PAUSES_S", (0.0,))
 
     def make(self, code: str, said: list[str]) -> CompanionProcess:
-        made = CompanionProcess(["nothing"], said.append, quiet=True)
+        made = CompanionProcess(["nothing"], said.append)
         made._command = (sys.executable, "-S", "-c", code)
         made.start()
         return made

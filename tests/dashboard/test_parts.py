@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import InputError
+from atoll.core.roles import read_role
 from atoll.dashboard.headers import KnownHosts, read_cookie, select_sent, write_cookie
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.live import EventParser, LivePage
@@ -262,7 +263,7 @@ class TestStatic:
 class TestTrust:
     def make_request(self, peer: str, **headers: str) -> Request:
         lines = {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}
-        made = Request(b"GET", b"/session", lines)
+        made = Request(b"GET", b"/atoll/v1/session", lines)
         made.peer = peer
         return made
 
@@ -312,7 +313,7 @@ class TestTrust:
 
     def test_what_is_wrong_is_said(self) -> None:
         with pytest.raises(InputError, match="no role"):
-            ProxyTrust(roles={"a": "king"})
+            read_role("king")
         with pytest.raises(InputError, match="no address"):
             read_network("proxy.example")
 

@@ -20,7 +20,7 @@ async def test_a_key_asks_with_its_own_rights(tmp_path: Path) -> None:
         browser = await bench.logged_in("atoll-notebook")
         answer = await browser.ask(
             "GET",
-            "/api/gateway/keys",
+            "/atoll/v1/keys",
             authorization="Bearer atoll-root",
             x_atoll_role="admin",
             x_atoll_owner="root@lab.example",
@@ -29,19 +29,17 @@ async def test_a_key_asks_with_its_own_rights(tmp_path: Path) -> None:
         seen = bench.gateway.seen[-1].headers
         assert seen[b"authorization"] == b"Bearer atoll-notebook"
         assert not {b"x-atoll-role", b"x-atoll-owner", b"cookie", b"x-csrf-token"} & seen.keys()
-        await browser.ask("GET", "/api/planner/fleets", x_atoll_role="admin")
-        seen = bench.planner.seen[-1].headers
-        assert seen[b"x-atoll-role"] == b"member"
-        assert seen[b"authorization"] == f"Bearer {bench.planner.token}".encode()
+        await browser.ask("GET", "/atoll/v1/fleets", x_atoll_role="admin")
+        assert bench.planner.roles[-1] == "member"
 
 
 async def test_paths_and_queries_arrive_as_they_were(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
-        answer = await browser.ask("GET", "/api/gateway/usage?by=day,key&format=csv")
+        answer = await browser.ask("GET", "/atoll/v1/usage?by=day,key&format=csv")
         assert answer.headers["content-type"].startswith("text/csv")
         assert "usage.csv" in answer.headers["content-disposition"]
-        drain = "/api/gateway/machines/lab%2Fgpu1/drain"
+        drain = "/atoll/v1/machines/lab%2Fgpu1/drain"
         done = await browser.ask("POST", drain, {"confirm": "gpu1"})
         assert json.loads(done.body)["state"] == "drained"
         assert bench.gateway.seen[-1].path == b"/atoll/v1/machines/lab%2Fgpu1/drain"
@@ -52,28 +50,28 @@ async def test_paths_and_queries_arrive_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/api/gateway/../../metrics",
-        "/api/gateway/%2e%2e/%2e%2e/metrics",
-        "/api/gateway/a%2f..%2fb",
-        "/api/gateway/a\\..\\b",
-        "/api/gateway/a%00b",
-        "/api/v1/..",
-        "/api/gateway/keys%0d%0ax: y",
+        "/atoll/v1/../../metrics",
+        "/atoll/v1/%2e%2e/%2e%2e/metrics",
+        "/atoll/v1/a%2f..%2fb",
+        "/atoll/v1/a\\..\\b",
+        "/atoll/v1/a%00b",
+        "/atoll/v1/machines/..%2f..%2fmetrics/drain",
+        "/v1/..",
+        "/atoll/v1/keys%0d%0ax: y",
     ],
 )
 async def test_paths_that_climb_are_refused(tmp_path: Path, path: str) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
         count = len(bench.gateway.seen)
-        answer = await browser.ask("GET", path)
-        assert answer.status == 400
+        for method in ("GET", "POST"):
+            answer = await browser.ask(method, path)
+            assert answer.status in (400, 404, 405)
         assert len(bench.gateway.seen) == count
 
 
 async def read_chat(browser: Browser) -> tuple[str, bytes]:
-    async with browser.stream(
-        "/api/v1/chat/completions", "POST", CHAT, x_atoll_events="1"
-    ) as answer:
+    async with browser.stream("/v1/chat/completions", "POST", CHAT, x_atoll_events="1") as answer:
         assert answer.status == 200
         return answer.headers["x-atoll-node"], b"".join([p async for p in answer.pieces(30.0)])
 
@@ -90,7 +88,7 @@ async def test_it_comes_piece_by_piece(tmp_path: Path) -> None:
     gateway = FakeGateway(token_s=0.1)
     async with open_bench(tmp_path, gateway=gateway) as bench:
         browser = await bench.logged_in("atoll-notebook")
-        async with browser.stream("/api/v1/chat/completions", "POST", CHAT) as answer:
+        async with browser.stream("/v1/chat/completions", "POST", CHAT) as answer:
             pieces = answer.pieces(30.0)
             assert b"data: {" in await anext(pieces)
             assert gateway.chats_done == 0
@@ -107,7 +105,7 @@ async def test_a_link_gets_a_key_to_ask_with(tmp_path: Path) -> None:
         (made,) = bench.gateway.keys[6:]
         assert (made["name"], made["role"], made["state"]) == ("dashboard", "member", "active")
         assert made["expires_s"] > made["created_s"] + 11 * 3600
-        await browser.ask("DELETE", "/session")
+        await browser.ask("DELETE", "/atoll/v1/session")
         await until(lambda: made["state"] == "revoked")
 
 
@@ -133,10 +131,10 @@ async def test_viewers_do_not_ask_models(tmp_path: Path) -> None:
     gateway = FakeGateway(keys_needed=False)
     async with open_bench(tmp_path, gateway=gateway) as bench:
         browser = await bench.logged_in("atoll-finance")
-        answer = await browser.ask("POST", "/api/v1/chat/completions", CHAT)
+        answer = await browser.ask("POST", "/v1/chat/completions", CHAT)
         assert (answer.status, error_code(answer)) == (403, "role_forbids")
-        assert (await browser.ask("GET", "/api/v1/models")).status == 200
-        refused = await browser.ask("POST", "/api/planner/whatif", {"fleet": "lab"})
+        assert (await browser.ask("GET", "/v1/models")).status == 200
+        refused = await browser.ask("POST", "/atoll/v1/whatif", {"fleet": "lab"})
         assert (refused.status, error_code(refused)) == (403, "role_forbids")
 
 
@@ -144,9 +142,7 @@ async def test_a_trace_goes_up(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
         lines = ["arrival,input,output"] * 100_000
-        answer = await browser.ask(
-            "POST", "/api/planner/traces", lines, x_atoll_filename="mine.csv"
-        )
+        answer = await browser.ask("POST", "/atoll/v1/traces", lines, x_atoll_filename="mine.csv")
         assert answer.status == 201
         assert bench.planner.traces[-1]["name"] == "mine.csv"
 
@@ -155,7 +151,7 @@ async def test_what_if_is_streamed(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
         body = {"fleet": "lab", "demand": {"chat": 2.0}}
-        async with browser.stream("/api/planner/whatif", "POST", body) as answer:
+        async with browser.stream("/atoll/v1/whatif", "POST", body) as answer:
             text = b"".join([piece async for piece in answer.pieces(30.0)])
         assert text.count(b"event: progress") == 4
         assert text.count(b"event: result") == 1
@@ -165,9 +161,9 @@ async def test_a_service_that_is_gone_is_said(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
         await bench.gateway.close()
-        answer = await browser.ask("GET", "/api/gateway/models")
+        answer = await browser.ask("GET", "/atoll/v1/models")
         assert (answer.status, error_code(answer)) == (502, "gateway_down")
-        assert (await browser.ask("GET", "/session")).status == 200
+        assert (await browser.ask("GET", "/atoll/v1/session")).status == 200
 
 
 # Live
@@ -178,7 +174,7 @@ async def open_pages(bench: Bench, browser: Browser, count: int, seen: list[int]
 
     async def page(at: int) -> None:
         text = b""
-        async with browser.stream("/live") as answer:
+        async with browser.stream("/atoll/v1/live") as answer:
             assert answer.status == 200
             assert answer.headers["content-type"].startswith("text/event-stream")
             async for piece in answer.pieces(30.0):
@@ -209,7 +205,7 @@ async def test_the_snapshot_is_passed_on_unchanged(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
         text = b""
-        async with browser.stream("/live") as answer:
+        async with browser.stream("/atoll/v1/live") as answer:
             async for piece in answer.pieces(30.0):
                 text += piece
                 if b"event: gateway" in text and text.endswith(b"\n\n"):
@@ -223,29 +219,29 @@ async def test_the_snapshot_is_passed_on_unchanged(tmp_path: Path) -> None:
 async def test_too_many_pages(tmp_path: Path) -> None:
     async with open_bench(tmp_path, DashboardSettings(max_pages=1)) as bench:
         browser = await bench.logged_in()
-        async with browser.stream("/live") as first:
+        async with browser.stream("/atoll/v1/live") as first:
             assert first.status == 200
-            second = await browser.ask("GET", "/live")
+            second = await browser.ask("GET", "/atoll/v1/live")
             assert (second.status, error_code(second)) == (503, "too_many_pages")
 
 
 async def test_pages_need_a_session_and_end_with_it(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        assert (await bench.browser().ask("GET", "/live")).status == 401
+        assert (await bench.browser().ask("GET", "/atoll/v1/live")).status == 401
         browser = await bench.logged_in("atoll-notebook")
-        async with browser.stream("/live") as answer:
-            assert (await browser.ask("DELETE", "/session")).status == 200
+        async with browser.stream("/atoll/v1/live") as answer:
+            assert (await browser.ask("DELETE", "/atoll/v1/session")).status == 200
             async for _ in answer.pieces(30.0):
                 pass  # to its end
 
 
 async def test_without_rights_of_its_own_it_listens_with_a_key(tmp_path: Path) -> None:
     async with open_bench(tmp_path, owned=False) as bench:
-        before = await bench.browser().ask("GET", "/session")
+        before = await bench.browser().ask("GET", "/atoll/v1/session")
         assert json.loads(before.body)["login"]["link"] is False
         browser = await bench.logged_in("atoll-notebook")
         await open_pages(bench, browser, 2, [0] * 2)
-        seen = [r for r in bench.gateway.seen if r.path.endswith(b"/live")]
+        seen = [r for r in bench.gateway.seen if r.path.endswith(b"/atoll/v1/live")]
         assert [r.headers[b"authorization"] for r in seen] == [b"Bearer atoll-notebook"]
 
 
@@ -255,7 +251,7 @@ async def test_a_gateway_that_goes_and_comes_back(tmp_path: Path) -> None:
         port = int(bench.gateway.url.rpartition(":")[2])
         text = b""
         again: FakeGateway | None = None
-        async with browser.stream("/live") as answer:
+        async with browser.stream("/atoll/v1/live") as answer:
             async for piece in answer.pieces(30.0):
                 text += piece
                 if again is None and b'"gateway": "up"' in text:

@@ -17,14 +17,14 @@ from tests.dashboard.fakes import FakeGateway
 
 
 async def is_nobody(browser: Browser) -> bool:
-    answer = await browser.ask("GET", "/session")
+    answer = await browser.ask("GET", "/atoll/v1/session")
     return answer.status == 200 and json.loads(answer.body)["role"] is None
 
 
 async def test_logging_in_with_a_key(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = bench.browser()
-        before = await browser.ask("GET", "/session")
+        before = await browser.ask("GET", "/atoll/v1/session")
         assert before.status == 200
         said = json.loads(before.body)
         assert said["role"] is None
@@ -43,7 +43,7 @@ async def test_logging_in_with_a_key(tmp_path: Path) -> None:
         assert session["base_url"] == f"{bench.gateway.url}/v1"
         assert session["planner"] is True
         assert b"atoll-notebook" not in answer.body
-        again = await browser.ask("GET", "/session")
+        again = await browser.ask("GET", "/atoll/v1/session")
         assert json.loads(again.body) == session
         assert "set-cookie" not in again.headers
 
@@ -83,14 +83,14 @@ async def test_logging_in_again_ends_the_session_before(tmp_path: Path) -> None:
 async def test_logging_out(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in("atoll-notebook")
-        refused = await browser.ask("DELETE", "/session", without=("x-csrf-token",))
+        refused = await browser.ask("DELETE", "/atoll/v1/session", without=("x-csrf-token",))
         assert (refused.status, error_code(refused)) == (403, "csrf")
         cookie = browser.cookie
-        answer = await browser.ask("DELETE", "/session")
+        answer = await browser.ask("DELETE", "/atoll/v1/session")
         assert answer.status == 200
         assert "Max-Age=0" in answer.headers["set-cookie"]
         browser.cookie = cookie
-        assert (await browser.ask("GET", "/api/gateway/me")).status == 401
+        assert (await browser.ask("GET", "/atoll/v1/me")).status == 401
 
 
 async def test_sessions_end_when_nobody_uses_them(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def test_failed_logins_are_limited(tmp_path: Path) -> None:
 
 async def test_a_revoked_key_ends_its_session(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        for path in ("/api/gateway/models", "/api/gateway/keys", "/api/v1/models"):
+        for path in ("/atoll/v1/models", "/atoll/v1/keys", "/v1/models"):
             key = bench.gateway.keys[0]
             key["state"] = "active"
             browser = await bench.logged_in("atoll-notebook")
@@ -134,7 +134,7 @@ async def test_who_asks_with_a_revoked_key_is_told_why(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in("atoll-notebook")
         bench.gateway.keys[0]["state"] = "revoked"
-        answer = await browser.ask("GET", "/session")
+        answer = await browser.ask("GET", "/atoll/v1/session")
         assert json.loads(answer.body)["role"] is None
         assert json.loads(answer.body)["message"] == "the key was revoked or has expired"
         assert "Max-Age=0" in answer.headers["set-cookie"]
@@ -144,7 +144,7 @@ async def test_what_changes_things_needs_the_token_and_our_origin(tmp_path: Path
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in("atoll-root")
         body = {"name": "new"}
-        path = "/api/gateway/keys"
+        path = "/atoll/v1/keys"
         no_token = await browser.ask("POST", path, body, without=("x-csrf-token",))
         assert (no_token.status, error_code(no_token)) == (403, "csrf")
         other = await bench.logged_in("atoll-root")
@@ -156,11 +156,11 @@ async def test_what_changes_things_needs_the_token_and_our_origin(tmp_path: Path
         silent = await browser.ask("POST", path, body, without=("origin",))
         assert silent.status == 403
         login = await bench.browser().ask(
-            "POST", "/session", {"key": "atoll-root"}, origin="https://evil.example"
+            "POST", "/atoll/v1/session", {"key": "atoll-root"}, origin="https://evil.example"
         )
         assert login.status == 403
         form = await bench.browser().ask(
-            "POST", "/session", {"key": "atoll-root"}, content_type="text/plain"
+            "POST", "/atoll/v1/session", {"key": "atoll-root"}, content_type="text/plain"
         )
         assert form.status == 415
         assert len(bench.gateway.keys) == 6
@@ -179,7 +179,13 @@ async def send(bench: Bench, text: str) -> bytes:
 async def test_other_names_for_this_machine_are_refused(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
-        for path in ("/", "/session", "/api/gateway/me", "/live", "/static/index.html"):
+        for path in (
+            "/",
+            "/atoll/v1/session",
+            "/atoll/v1/me",
+            "/atoll/v1/live",
+            "/static/index.html",
+        ):
             text = (
                 f"GET {path} HTTP/1.1\nhost: evil.example\n"
                 f"cookie: {browser.cookie_name}={browser.cookie}\nconnection: close\n\n"
@@ -193,16 +199,22 @@ async def test_large_bodies_come_only_of_who_is_logged_in(tmp_path: Path) -> Non
     async with open_bench(tmp_path) as bench:
         host = bench.url.removeprefix("http://")
         head = f"host: {host}\norigin: {bench.url}\ncontent-length: 30000000\n"
-        answer = await send(bench, f"POST /api/planner/traces HTTP/1.1\n{head}\nabc")
+        answer = await send(bench, f"POST /atoll/v1/traces HTTP/1.1\n{head}\nabc")
         assert answer.startswith(b"HTTP/1.1 401 ")
-        answer = await send(bench, f"POST /session HTTP/1.1\n{head}\nabc")
+        answer = await send(bench, f"POST /atoll/v1/session HTTP/1.1\n{head}\nabc")
         assert answer.startswith(b"HTTP/1.1 413 ")
 
 
 async def test_every_answer_is_careful(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
-        for path in ("/", "/models", "/nothing.js", "/static/none.js", "/session", "/healthz"):
+        for path in (
+            "/",
+            "/models",
+            "/nothing.js",
+            "/static/none.js",
+            "/healthz",
+        ):
             answer = await browser.ask("GET", path)
             policy = answer.headers["content-security-policy"]
             assert policy.startswith("default-src 'none'; script-src 'self';"), path
@@ -211,10 +223,11 @@ async def test_every_answer_is_careful(tmp_path: Path) -> None:
             assert answer.headers["referrer-policy"] == "no-referrer"
             assert answer.headers["cross-origin-opener-policy"] == "same-origin"
             assert "microphone=(self)" in answer.headers["permissions-policy"]
-        data = await browser.ask("GET", "/api/gateway/models")
-        assert "sandbox" in data.headers["content-security-policy"]
-        assert data.headers["cache-control"] == "no-store"
-        report = await browser.ask("GET", "/api/planner/reports/r-77aa")
+        for path in ("/atoll/v1/models", "/atoll/v1/session"):
+            data = await browser.ask("GET", path)
+            assert "sandbox" in data.headers["content-security-policy"]
+            assert data.headers["cache-control"] == "no-store"
+        report = await browser.ask("GET", "/atoll/v1/reports/r-77aa")
         policy = report.headers["content-security-policy"]
         assert policy.startswith("sandbox allow-scripts; default-src 'none';")
         assert "frame-ancestors 'self'" in policy
@@ -251,19 +264,19 @@ async def test_pages(tmp_path: Path) -> None:
 async def test_a_fresh_install(tmp_path: Path) -> None:
     async with open_bench(tmp_path, missing=True) as bench:
         browser = bench.browser()
-        before = json.loads((await browser.ask("GET", "/session")).body)
+        before = json.loads((await browser.ask("GET", "/atoll/v1/session")).body)
         assert before["fresh"] is True
         assert before["login"] == {"key": False, "link": True, "header": False}
         await browser.log_in(token=bench.links.make())
-        session = json.loads((await browser.ask("GET", "/session")).body)
+        session = json.loads((await browser.ask("GET", "/atoll/v1/session")).body)
         assert (session["gateway"], session["base_url"], session["planner"]) == (
             None,
             None,
             False,
         )
         for path, code in (
-            ("/api/gateway/models", "no_gateway"),
-            ("/api/planner/fleets", "no_planner"),
+            ("/atoll/v1/models", "no_gateway"),
+            ("/atoll/v1/fleets", "no_planner"),
         ):
             answer = await browser.ask("GET", path)
             assert (answer.status, error_code(answer)) == (503, code)
@@ -284,23 +297,23 @@ async def test_logged_in_by_a_proxy(tmp_path: Path) -> None:
         said = {"x_forwarded_user": "ada@lab.example", "x_forwarded_groups": "lab"}
         browser = bench.browser(**said, x_forwarded_proto="https")
         browser.extra["origin"] = "https://atoll.lab.example"
-        answer = await browser.ask("GET", "/session")
+        answer = await browser.ask("GET", "/atoll/v1/session")
         session = json.loads(answer.body)
         assert (session["name"], session["role"]) == ("ada@lab.example", "member")
         assert answer.headers["set-cookie"].endswith("; Secure")
         browser.csrf = session["csrf"]
-        listed = json.loads((await browser.ask("GET", "/api/gateway/keys")).body)
+        listed = json.loads((await browser.ask("GET", "/atoll/v1/keys")).body)
         assert {key["name"] for key in listed["keys"]} == {"notebook", "pipeline"}
         seen = bench.gateway.seen[-1].headers
         assert seen[b"x-atoll-role"] == b"member"
         assert seen[b"x-atoll-owner"] == b"ada@lab.example"
-        made = await browser.ask("POST", "/api/gateway/keys", {"name": "x"})
+        made = await browser.ask("POST", "/atoll/v1/keys", {"name": "x"})
         assert (made.status, error_code(made)) == (403, "role_forbids")
         # The cookie alone is nobody: the proxy has to go on saying so, and the same.
         browser.extra.pop("x-forwarded-user")
-        assert (await browser.ask("GET", "/api/gateway/keys")).status == 401
+        assert (await browser.ask("GET", "/atoll/v1/keys")).status == 401
         browser.extra["x-forwarded-user"] = "eve@lab.example"
-        assert (await browser.ask("GET", "/api/gateway/keys")).status == 401
+        assert (await browser.ask("GET", "/atoll/v1/keys")).status == 401
 
 
 async def test_a_header_of_anybody_else_is_nothing(tmp_path: Path) -> None:
@@ -326,12 +339,12 @@ def test_no_secret_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
             by_link = bench.browser()
             await by_link.log_in(token=token)
             body = {"model": "qwen3-32b", "messages": [{"role": "user", "content": "my prompt"}]}
-            assert (await by_link.ask("POST", "/api/v1/chat/completions", body)).status == 200
+            assert (await by_link.ask("POST", "/v1/chat/completions", body)).status == 200
             secrets += [by_link.cookie, by_link.csrf, "my prompt"]
             secrets += [text for text in bench.gateway.secrets if len(text) > 20]
             await bench.gateway.close()
-            await browser.ask("GET", "/api/gateway/models")
-            await by_link.ask("DELETE", "/session")
+            await browser.ask("GET", "/atoll/v1/models")
+            await by_link.ask("DELETE", "/atoll/v1/session")
             await until(lambda: not bench.dashboard._tasks or len(bench.dashboard._tasks) == 1)
             return secrets
 
@@ -345,6 +358,6 @@ async def test_an_open_gateway_needs_no_key(tmp_path: Path) -> None:
     async with open_bench(tmp_path, gateway=gateway) as bench:
         browser = await bench.logged_in()
         body = {"model": "qwen3-32b", "messages": []}
-        assert (await browser.ask("POST", "/api/v1/chat/completions", body)).status == 200
+        assert (await browser.ask("POST", "/v1/chat/completions", body)).status == 200
         assert b"authorization" not in gateway.seen[-1].headers
         assert len(gateway.keys) == 6

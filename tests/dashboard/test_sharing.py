@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dashboard.bench import Bench, Browser, open_bench, until
-from tests.dashboard.fakes import FakeDesk
+from tests.dashboard.bench import Bench, Browser, open_bench
 
 MANY = 200
 
@@ -24,13 +23,13 @@ async def test_many_pages_make_one_request(tmp_path: Path, path: str, key: str |
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in(key)
         answers = await asyncio.gather(
-            *(browser.ask("GET", f"/api/gateway/{path}") for _ in range(MANY))
+            *(browser.ask("GET", f"/atoll/v1/{path}") for _ in range(MANY))
         )
         assert {answer.status for answer in answers} == {200}
         assert len({answer.body for answer in answers}) == 1
         assert asked(bench, path) == 1
         bench.clock.now_s += 2.1
-        await browser.ask("GET", f"/api/gateway/{path}")
+        await browser.ask("GET", f"/atoll/v1/{path}")
         assert asked(bench, path) == 2
 
 
@@ -39,10 +38,10 @@ async def test_sessions_of_a_role_share_and_roles_do_not(tmp_path: Path) -> None
         first, second = await bench.logged_in(), await bench.logged_in()
         member = await bench.logged_in("atoll-notebook")
         for browser in (first, second, first):
-            await browser.ask("GET", "/api/gateway/machines")
+            await browser.ask("GET", "/atoll/v1/machines")
         assert asked(bench, "machines") == 1
         # A key is shown to the gateway before it is given what others were told.
-        await member.ask("GET", "/api/gateway/machines")
+        await member.ask("GET", "/atoll/v1/machines")
         assert asked(bench, "machines") == 2
 
 
@@ -52,10 +51,10 @@ async def test_a_key_that_was_not_shown_lately_gets_nothing_of_others(tmp_path: 
             await bench.logged_in("atoll-notebook"),
             await bench.logged_in("atoll-grading"),
         )
-        assert (await ada.ask("GET", "/api/gateway/models")).status == 200
+        assert (await ada.ask("GET", "/atoll/v1/models")).status == 200
         bench.gateway.keys[2]["state"] = "revoked"
-        assert (await kurt.ask("GET", "/api/gateway/models")).status == 401
-        assert (await ada.ask("GET", "/api/gateway/models")).status == 200
+        assert (await kurt.ask("GET", "/atoll/v1/models")).status == 401
+        assert (await ada.ask("GET", "/atoll/v1/models")).status == 200
 
 
 async def test_what_depends_on_who_asks_is_never_shared(tmp_path: Path) -> None:
@@ -65,11 +64,11 @@ async def test_what_depends_on_who_asks_is_never_shared(tmp_path: Path) -> None:
             await bench.logged_in("atoll-grading"),
         )
         for path in ("keys", "usage", "me"):
-            answers = [await each.ask("GET", f"/api/gateway/{path}") for each in (ada, kurt)]
+            answers = [await each.ask("GET", f"/atoll/v1/{path}") for each in (ada, kurt)]
             if path != "usage":
                 assert answers[0].body != answers[1].body
             before = asked(bench, path)
-            await ada.ask("GET", f"/api/gateway/{path}")
+            await ada.ask("GET", f"/atoll/v1/{path}")
             assert asked(bench, path) == before + 1
 
 
@@ -78,17 +77,17 @@ async def test_a_change_is_seen_at_once(tmp_path: Path) -> None:
         browser = await bench.logged_in()
 
         async def states() -> list[str]:
-            answer = await browser.ask("GET", "/api/gateway/machines")
+            answer = await browser.ask("GET", "/atoll/v1/machines")
             return [machine["state"] for machine in json.loads(answer.body)["machines"]]
 
         assert (await states())[0] == "up"
         drained = await browser.ask(
-            "POST", "/api/gateway/machines/lab%2Fgpu1/drain", {"confirm": "gpu1"}
+            "POST", "/atoll/v1/machines/lab%2Fgpu1/drain", {"confirm": "gpu1"}
         )
         assert drained.status == 200
         assert (await states())[0] == "drained"
         # One of others is told by the gateway's events.
-        async with browser.stream("/live") as answer:
+        async with browser.stream("/atoll/v1/live") as answer:
             text = b""
             async for piece in answer.pieces(30.0):
                 text += piece
@@ -108,31 +107,26 @@ async def test_a_change_is_seen_at_once(tmp_path: Path) -> None:
 async def test_a_planner_that_is_still_starting_is_waited_for(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in()
-        port = int(bench.planner.url.rpartition(":")[2])
-        await bench.planner.close()
+        bench.planner.ready.clear()
         asking = [asyncio.create_task(ask_planner(browser, method)) for method in ("GET", "POST")]
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in asking)
-        planner = FakeDesk(step_s=0.001)
-        planner.token = bench.planner.token
-        await planner.start(port)
+        bench.planner.ready.set()
         assert await asyncio.gather(*asking) == [200, 200]
-        await until(lambda: len(planner.seen) == 2)
-        await planner.close()
 
 
 async def ask_planner(browser: Browser, method: str) -> int:
     path, body = ("fleets", None) if method == "GET" else ("whatif", {"fleet": "lab"})
-    return (await browser.ask(method, f"/api/planner/{path}", body)).status
+    return (await browser.ask(method, f"/atoll/v1/{path}", body)).status
 
 
 async def test_a_session_that_ends_says_why_to_its_pages(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         browser = await bench.logged_in("atoll-notebook")
         text = b""
-        async with browser.stream("/live") as answer:
+        async with browser.stream("/atoll/v1/live") as answer:
             bench.gateway.keys[0]["state"] = "revoked"
-            await browser.ask("GET", "/session")
+            await browser.ask("GET", "/atoll/v1/session")
             async for piece in answer.pieces(30.0):
                 text += piece
         assert b"event: over" in text

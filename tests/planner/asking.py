@@ -1,45 +1,60 @@
-"""A planner on loopback, and what it is asked."""
+"""A planner, and what it is asked."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+from atoll.core.roles import Role
 from atoll.planner.jobs import JobRunner
-from atoll.planner.planner_server import ROUTES, PlannerAddress, PlannerOptions, PlannerServer
+from atoll.planner.planner_api import ROUTES, PlannerApi
 from atoll.planner.planner_service import PlannerRoute, PlanningService
-from atoll.runtime.http.http_client import request
+from atoll.runtime.http.handlers import Answer, Response
+from atoll.runtime.http.http_request import Request
+from atoll.runtime.openai import ApiError
 
 
 @contextlib.asynccontextmanager
-async def running(options: PlannerOptions, *routes: PlannerRoute) -> AsyncIterator[PlannerAddress]:
-    server = PlannerServer(
-        PlanningService(options.files, options.states, JobRunner(2, modules=())), (*ROUTES, *routes)
-    )
+async def running(*routes: PlannerRoute, files: tuple[Path, ...] = ()) -> AsyncIterator[PlannerApi]:
+    service = PlanningService(files, jobs=JobRunner(2, modules=()))
+    planner = PlannerApi(service, (*ROUTES, *routes))
     try:
-        yield await server.start(options)
+        yield planner
     finally:
-        await server.close()
+        await planner.close()
+
+
+async def open_answer(
+    at: PlannerApi,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    role: Role = "admin",
+    owner: str = "",
+    **headers: str,
+) -> Answer:
+    named = {name.replace("_", "-").encode(): text.encode() for name, text in headers.items()}
+    path, _, query = path.partition("?")
+    request = Request(method.encode(), path.encode(), named, query.encode())
+    request.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await at.answer(request, role, owner)
 
 
 async def ask(
-    at: PlannerAddress, method: str, path: str, body: object = None, **headers: str
+    at: PlannerApi, method: str, path: str, body: object = None, **more: Any
 ) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    answer = await request(
-        f"{at.url or 'http://planner'}{path}",
-        method=method,
-        data=data,
-        headers=named,
-        unix_socket=at.socket,
-        timeout_s=60.0,
-    )
-    if answer.headers.get("content-type", "").startswith("text/event-stream"):
-        return answer.status, events(answer.body)
-    return answer.status, json.loads(answer.body)
+    try:
+        answer = await open_answer(at, method, path, body, **more)
+        if isinstance(answer, Response):
+            is_json = answer.content_type == "application/json"
+            return answer.status, json.loads(answer.body) if is_json else answer.body
+        return 200, events(b"".join([piece async for piece in answer.pieces]))
+    except ApiError as error:
+        return error.status, json.loads(error.body())
 
 
 def events(body: bytes) -> list[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord, home_of
 from atoll.deploy.target_table import TargetSettings
-from atoll.planner.planner_server import PlannerAddress, PlannerOptions
+from atoll.planner.planner_api import PlannerApi
 from tests.planner.asking import ask, running
 from tests.planner.test_fleet_edit import FLEET
 
@@ -29,29 +29,24 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetHome:
     return found
 
 
-@pytest.fixture
-def options(tmp_path: Path) -> PlannerOptions:
-    return PlannerOptions(socket=tmp_path / "s")
-
-
-async def put(at: PlannerAddress, file: str, version: str, **headers: str) -> tuple[int, Any]:
+async def put(at: PlannerApi, file: str, version: str, **headers: str) -> tuple[int, Any]:
     return await ask(at, "PUT", PATH, {"file": file, "version": version}, **headers)
 
 
 async def test_an_operator_replaces_the_file_and_others_look(
-    home: FleetHome, options: PlannerOptions, tmp_path: Path
+    home: FleetHome, tmp_path: Path
 ) -> None:
     source = tmp_path / "lab.yaml"
     wanted = FLEET.replace("rate: 1/s   #", "rate: 2/s   #")
-    async with running(options) as at:
-        status, said = await ask(at, "GET", PATH, x_atoll_role="viewer")
+    async with running() as at:
+        status, said = await ask(at, "GET", PATH, role="viewer")
         assert (status, said["file"], said["can_change"]) == (200, FLEET, True)
         assert said["services"]["code"]["rate"] == "1/s"
         version = said["version"]
         for role in ("viewer", "member"):
-            assert (await put(at, wanted, version, x_atoll_role=role))[0] == 403
+            assert (await put(at, wanted, version, role=role))[0] == 403
         assert source.read_text() == FLEET
-        who = {"x_atoll_role": "operator", "x_atoll_owner": "ada"}
+        who = {"role": "operator", "owner": "ada"}
         status, said = await put(at, wanted, version, **who)
         assert (status, said["changed"]) == (200, "code changed (rate)")
         assert source.read_text() == wanted
@@ -85,10 +80,10 @@ async def test_an_operator_replaces_the_file_and_others_look(
     ids=["yaml", "list", "model", "unit", "name", "catalog", "classes"],
 )
 async def test_what_is_no_fleet_of_that_name_changes_nothing(
-    home: FleetHome, options: PlannerOptions, tmp_path: Path, text: str, field: str | None
+    home: FleetHome, tmp_path: Path, text: str, field: str | None
 ) -> None:
     del home
-    async with running(options) as at:
+    async with running() as at:
         version = (await ask(at, "GET", PATH))[1]["version"]
         status, said = await put(at, text, version)
         assert status in (400, 404), said
@@ -98,14 +93,12 @@ async def test_what_is_no_fleet_of_that_name_changes_nothing(
     assert (tmp_path / "lab.yaml").read_text() == FLEET
 
 
-async def test_weights_that_nobody_finds_are_refused(
-    home: FleetHome, options: PlannerOptions, tmp_path: Path
-) -> None:
+async def test_weights_that_nobody_finds_are_refused(home: FleetHome, tmp_path: Path) -> None:
     del home, tmp_path
     own = "catalog: {models: {mine: {like: qwen3-8b, hf_id: null}}}\n"
     service = "  mine: {model: mine, ttft: 2s, tpot: 100ms, rate: 1/s, lengths: 9x9}\n"
     text = FLEET.replace("  # the pool", f"{service}  # the pool") + own
-    async with running(options) as at:
+    async with running() as at:
         version = (await ask(at, "GET", PATH))[1]["version"]
         status, said = await put(at, text, version)
         assert status == 400
@@ -114,12 +107,10 @@ async def test_weights_that_nobody_finds_are_refused(
         assert status == 200
 
 
-async def test_an_example_is_read_and_not_replaced(
-    options: PlannerOptions, home: FleetHome
-) -> None:
+async def test_an_example_is_read_and_not_replaced(home: FleetHome) -> None:
     del home
     path = "/atoll/v1/fleets/quickstart/file"
-    async with running(options) as at:
+    async with running() as at:
         _, said = await ask(at, "GET", path)
         assert said["can_change"] is False
         body = {"file": said["file"], "version": said["version"]}
@@ -127,9 +118,7 @@ async def test_an_example_is_read_and_not_replaced(
         assert (status, refused["error"]["code"]) == (409, "not_operated")
 
 
-async def test_models_are_listed_and_read_from_a_folder(
-    options: PlannerOptions, home: FleetHome, tmp_path: Path
-) -> None:
+async def test_models_are_listed_and_read_from_a_folder(home: FleetHome, tmp_path: Path) -> None:
     del home
     path = "/atoll/v1/catalog/models"
     folder = tmp_path / "My Model"
@@ -146,8 +135,8 @@ async def test_models_are_listed_and_read_from_a_folder(
         "torch_dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    async with running(options) as at:
-        _, said = await ask(at, "GET", path, x_atoll_role="viewer")
+    async with running() as at:
+        _, said = await ask(at, "GET", path, role="viewer")
         by_name = {each["name"]: each for each in said["models"]}
         assert by_name["qwen3-8b"]["is_text"]
         assert by_name["qwen3-8b"]["params"] > 8e9
@@ -160,17 +149,15 @@ async def test_models_are_listed_and_read_from_a_folder(
         for wrong in ("nonsense", str(tmp_path / "none"), "/etc"):
             status, refused = await ask(at, "POST", path, {"source": wrong})
             assert status in (400, 404), refused
-        asked = await ask(at, "POST", path, {"source": str(folder)}, x_atoll_role="member")
+        asked = await ask(at, "POST", path, {"source": str(folder)}, role="member")
         assert asked[0] == 403
 
 
-async def test_logs_of_a_fleets_own_processes_are_shown_to_operators(
-    options: PlannerOptions, home: FleetHome
-) -> None:
+async def test_logs_of_a_fleets_own_processes_are_shown_to_operators(home: FleetHome) -> None:
     (home.folder / "gateway.log").write_text("".join(f"line {n}\n" for n in range(5)))
     path = "/atoll/v1/fleets/lab/logs"
-    async with running(options) as at:
-        _, said = await ask(at, "GET", f"{path}/gateway?lines=2", x_atoll_role="operator")
+    async with running() as at:
+        _, said = await ask(at, "GET", f"{path}/gateway?lines=2", role="operator")
         assert said["text"].split("\n") == ["line 3", "line 4"]
-        assert (await ask(at, "GET", f"{path}/gateway", x_atoll_role="member"))[0] == 403
+        assert (await ask(at, "GET", f"{path}/gateway", role="member"))[0] == 403
         assert (await ask(at, "GET", f"{path}/chat-1"))[0] == 404

@@ -17,8 +17,7 @@ from atoll.control.operation.fleet_status import FleetStatus, InstanceRow
 from atoll.core.files import read_text_limited
 from atoll.deploy.target_table import TargetSettings
 from atoll.plan.plan import Plan
-from atoll.planner.fleets import FleetShelf
-from atoll.planner.planner_server import PlannerOptions
+from atoll.planner.fleets import FleetList, FleetShelf, ListedFleet
 from atoll.planner.planner_service import FleetWatch
 from atoll.planner.plans import describe_bind
 from atoll.solve.explain.plan_explanation import Constraint, Worth
@@ -73,16 +72,16 @@ async def test_the_next_change_is_shown_and_approved_by_its_id(
     at_path = "/atoll/v1/fleets/small/next"
     answer = home.folder / "approval.json"
 
-    async with running(PlannerOptions(socket=tmp_path / "s")) as at:
+    async with running() as at:
         assert await ask(at, "GET", at_path) == (200, {"next": None})
         home.board.write(change())
-        status, said = await ask(at, "GET", at_path, x_atoll_role="viewer")
+        status, said = await ask(at, "GET", at_path, role="viewer")
         assert status == 200
         assert said["next"]["id"] == "c41d"
         assert said["next"]["starts"][0]["layout"] == "x"
         assert "holder" not in said["next"]
         agreed = {"id": "c41d", "approve": True}
-        assert (await ask(at, "POST", at_path, agreed, x_atoll_role="member"))[0] == 403
+        assert (await ask(at, "POST", at_path, agreed, role="member"))[0] == 403
         for body in ({}, {"id": "c41d"}, {"id": 3, "approve": True}, {"id": "x", "approve": 1}):
             assert (await ask(at, "POST", at_path, body))[0] == 400
         status, said = await ask(at, "POST", at_path, {"id": "other", "approve": True})
@@ -104,7 +103,7 @@ async def test_history_is_the_newest_last(tmp_path: Path, home: FleetHome) -> No
     for number in range(5):
         home.history.add(HistoryEvent(at_s=float(number), kind="note", text=str(number)))
 
-    async with running(PlannerOptions(socket=tmp_path / "s")) as at:
+    async with running() as at:
         path = "/atoll/v1/fleets/small/history"
         _, said = await ask(at, "GET", path)
         assert [event["text"] for event in said["events"]] == ["0", "1", "2", "3", "4"]
@@ -120,7 +119,7 @@ async def test_history_is_the_newest_last(tmp_path: Path, home: FleetHome) -> No
 async def test_the_plan_in_force_is_drawn_and_what_binds_it_comes_later(
     tmp_path: Path, home: FleetHome, made: Plan
 ) -> None:
-    async with running(PlannerOptions(socket=tmp_path / "s")) as at:
+    async with running() as at:
         path = "/atoll/v1/fleets/small/plan"
         _, said = await ask(at, "GET", path)
         assert said["plan"] is None
@@ -181,7 +180,7 @@ async def test_machines_are_asked_once_for_all_who_ask(home: FleetHome) -> None:
     answers = await asyncio.gather(*asking)
     assert looks == ["small"]
     assert all(answer == answers[0] for answer in answers)
-    fleet = answers[0]["fleets"][0]
+    fleet = answers[0][0]
     assert fleet["name"] == "small"
     assert fleet["controller"] == "somebody"
     assert fleet["errors"] == ["a line"]
@@ -191,13 +190,13 @@ async def test_a_fleet_that_cannot_be_looked_at_hides_no_other(home: FleetHome) 
     def look(home: FleetHome, record: FleetRecord, now_s: float) -> FleetStatus:
         raise ZeroDivisionError
 
-    found = (await FleetShelf(look=look).describe())["fleets"]
+    found = await FleetShelf(look=look).describe()
     assert found[0]["errors"]
     assert "quickstart" in {fleet["name"] for fleet in found}
 
 
 async def test_a_fleet_alone_has_its_instances(tmp_path: Path, home: FleetHome) -> None:
-    async with running(PlannerOptions(socket=tmp_path / "s")) as at:
+    async with running() as at:
         _, said = await ask(at, "GET", "/atoll/v1/fleets/small")
         assert said["instances"] == []
         assert said["since_s"] == 7.0
@@ -205,24 +204,25 @@ async def test_a_fleet_alone_has_its_instances(tmp_path: Path, home: FleetHome) 
 
 async def test_who_listens_is_told_of_changes_and_nobody_looks_for_nobody() -> None:
     reads = 0
-    fleets: list[str] = []
+    fleets: list[ListedFleet] = []
 
-    async def read() -> dict[str, object]:
+    async def read() -> FleetList:
         nonlocal reads
         reads += 1
         if reads == 1:
             raise OSError("not now")
-        return {"fleets": list(fleets)}
+        return FleetList(fleets=list(fleets), plans=0)
 
     watch = FleetWatch(read, every_s=0.0)
     streams = [watch.listen() for _ in range(3)]
-    told: list[list[object]] = []
+    told: list[list[FleetList]] = []
     for stream in streams:
         assert (await anext(stream)).startswith(b":")
-    for wanted in ([], ["a"]):
+    one = ListedFleet(name="a", kind="file")
+    for wanted in ([], [one]):
         fleets[:] = wanted
         told.append([json.loads((await anext(s)).split(b"data: ")[1]) for s in streams])
-    assert told == [[{"fleets": []}] * 3, [{"fleets": ["a"]}] * 3]
+    assert [[each["fleets"] for each in said] for said in told] == [[[]] * 3, [[one]] * 3]
     for stream in streams:
         await stream.aclose()
     await asyncio.sleep(0)

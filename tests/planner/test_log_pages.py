@@ -54,6 +54,7 @@ async def test_a_plan_that_is_served_is_shown_as_in_force(tmp_path: Path) -> Non
     assert entry.kind == "served"
     runner = JobRunner(0, modules=())
     shown = await PlanBook(runner).show(entry)
+    assert shown["plan"] is not None
     assert [one["ttft_s"] for one in shown["plan"]["services"]] == [5.0]
     stages = shown["plan"]["instances"][0]["stages"]
     assert [stage["layers"] for stage in stages] == [[0, 14], [14, 20], [20, 30], [20, 30]]
@@ -85,17 +86,19 @@ async def test_logs_of_what_is_served_and_of_a_named_home(tmp_path: Path) -> Non
     planner = PlanningService((), (home.folder,), JobRunner(0, modules=()))
     try:
         for name, logs in (("demo-local", ["gateway"]), ("lab", ["hub"])):
-            answer = await show_logs(planner, PlannerRequest("admin", {"name": name}))
+            answer = await show_logs(planner, PlannerRequest("admin", names={"name": name}))
             assert isinstance(answer, Response)
             assert json.loads(answer.body)["logs"] == logs
         names = {"name": "demo-local", "instance": "gateway"}
-        asked = PlannerRequest("admin", names, {"lines": "2"})
+        asked = PlannerRequest("admin", names=names, query=b"lines=2")
         answer = await show_log(planner, asked)
         assert isinstance(answer, Response)
         assert json.loads(answer.body)["text"] == "two\nthree"
         with pytest.raises(UnknownNameError):
-            await show_log(planner, PlannerRequest("admin", {"name": "lab", "instance": "chat-1"}))
-        followed = await show_log(planner, PlannerRequest("admin", names, {"follow": "1"}))
+            await show_log(
+                planner, PlannerRequest("admin", names={"name": "lab", "instance": "chat-1"})
+            )
+        followed = await show_log(planner, PlannerRequest("admin", names=names, query=b"follow=1"))
         assert isinstance(followed, EventStream)
         pieces = [await anext(followed.pieces), await anext(followed.pieces)]
         assert b'"three"' in pieces[1]

@@ -14,8 +14,9 @@ from atoll.plan.problem import Problem
 from atoll.planner.change import DialChange, change_problem
 from atoll.planner.dials import describe_dials
 from atoll.planner.plan_simulation import find_simulation
+from atoll.planner.questions import WhatIfAsk
 from atoll.planner.source import read_sent, read_source
-from atoll.planner.whatif import PlannedFleet, WhatIfAsk, find_whatif, judge
+from atoll.planner.whatif import PlannedFleet, find_whatif, judge
 from atoll.prove.quick_plan import plan_quickly
 from tests.prove.test_quick_plan import SMALL
 

@@ -35,20 +35,13 @@ _STDERR = 2
 class CompanionProcess:
     """A command that is kept running in a process of its own.
 
-    What it prints goes to our stderr; of a `quiet` one only what it writes to stderr itself.
+    What it prints goes to our stderr.
     """
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        say: Callable[[str], None],
-        *,
-        quiet: bool = False,
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], say: Callable[[str], None]) -> None:
         self._command = (sys.executable, "-m", "atoll", *arguments)
         self._name = arguments[0]
         self._say = say
-        self._stdout = subprocess.DEVNULL if quiet else _STDERR
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -90,7 +83,7 @@ class CompanionProcess:
                 self._process = process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.PIPE,
-                    stdout=self._stdout,
+                    stdout=_STDERR,
                     start_new_session=True,
                 )
             code = process.wait()

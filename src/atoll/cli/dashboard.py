@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from atoll.cli.beside import DASHBOARD_PORT, CompanionProcess, end_with_input
+from atoll.cli.beside import DASHBOARD_PORT, end_with_input
+from atoll.cli.console_inside import PlannerInside, load_api
 from atoll.cli.find_gateway import find_gateway, read_gateway
 from atoll.cli.options import VerbSettings, json_field, verb
-from atoll.core.errors import UsageError
+from atoll.core.errors import InputError, UsageError
 from atoll.core.extras import require_extras
 from atoll.core.files import read_text_limited
 from atoll.core.options import option
 from atoll.core.paths import runtime_dir
+from atoll.core.roles import Role, read_role
 from atoll.report.terminal import console, note
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class DashboardCommandSettings(VerbSettings):
     )
     planner: bool = option(
         True,
-        "Start the planner, which plans and simulates, in a process beside.",
+        "Plan and simulate, too; workers do so in processes beside.",
         "--planner/--no-planner",
     )
     host: str = option("127.0.0.1", "Where to listen.")
@@ -105,13 +107,9 @@ def dashboard(options: DashboardCommandSettings) -> None:
     settings = _read_settings(options)
     if options.port:
         check_listen(options.host, options.port)
-    services = _find_services(options)
-    planner = _start_planner(options, services)
-    try:
-        run(_serve(options, settings, services))
-    finally:
-        if planner is not None:
-            planner.stop()
+    planner = _make_planner(options)
+    services = _find_services(options, planner)
+    run(_serve(options, settings, services, planner))
 
 
 def _print_link(options: DashboardCommandSettings) -> None:
@@ -164,29 +162,35 @@ def _read_trust(options: DashboardCommandSettings, *, local: bool) -> ProxyTrust
     proxies = options.trust_proxy
     if options.trust_header is not None and local and not proxies:
         proxies = ("127.0.0.1", "::1")
-    roles = {}
+    roles: dict[str, Role] = {}
     for part in filter(None, (options.roles or "").split(",")):
         group, sign, role = part.partition("=")
         if not sign or not group:
             raise UsageError(
                 f"cannot read {part!r}", field="--roles", hint="admins=admin,lab=member"
             )
-        roles[group.strip()] = role.strip()
+        roles[group.strip()] = read_role(role.strip())
     return ProxyTrust(
         proxies=tuple(map(read_network, proxies)),
         header=options.trust_header,
         role_header=options.role_header,
         roles=roles,
-        default_role=options.default_role,
+        default_role=read_role(options.default_role),
     )
 
 
-def _find_services(options: DashboardCommandSettings) -> ServiceDirectory:
-    from atoll.dashboard.services import ServiceAddress, ServiceDirectory
+def _make_planner(options: DashboardCommandSettings) -> PlannerInside | None:
+    for path in options.fleets:
+        if not path.is_file():
+            raise InputError("there is no such file", path=path, hint="name a fleet file")
+    return PlannerInside(options.fleets, options.states) if options.planner else None
 
-    planner = None
-    if options.planner:
-        planner = ServiceAddress(socket=runtime_dir() / f"planner-{os.getpid()}.sock")
+
+def _find_services(
+    options: DashboardCommandSettings, planner: PlannerInside | None
+) -> ServiceDirectory:
+    from atoll.dashboard.services import ServiceDirectory
+
     named = None
     if options.gateway is not None:
         named = read_gateway(options.gateway, options.admin_socket, _read_token(options))
@@ -205,31 +209,21 @@ def _read_token(options: DashboardCommandSettings) -> str | None:
     return os.environ.get(TOKEN_VARIABLE) or None
 
 
-def _start_planner(
-    options: DashboardCommandSettings, services: ServiceDirectory
-) -> CompanionProcess | None:
-    if services.planner is None or services.planner.socket is None:
-        return None
-    arguments = ["planner", "--socket", str(services.planner.socket), "--with-parent"]
-    for path in options.fleets:
-        arguments += ["--fleet", str(path.resolve())]
-    for path in options.states:
-        arguments += ["--state", str(path.resolve())]
-    process = CompanionProcess(arguments, note, quiet=True)
-    process.start()
-    return process
-
-
 async def _serve(
-    options: DashboardCommandSettings, settings: DashboardSettings, services: ServiceDirectory
+    options: DashboardCommandSettings,
+    settings: DashboardSettings,
+    services: ServiceDirectory,
+    planner: PlannerInside | None,
 ) -> None:
     from atoll.dashboard.links import LoginLinks, links_folder, socket_of
     from atoll.dashboard.server import Dashboard
     from atoll.runtime.http.program import close_when_told
 
     # The folder is called by the port, which is known once it is listened on.
-    dashboard = Dashboard(settings, services, LoginLinks(runtime_dir()))
+    dashboard = Dashboard(settings, services, LoginLinks(runtime_dir()), load_api)
     host, port = await dashboard.start()
+    if planner is not None:
+        planner.start()
     links = dashboard.links = LoginLinks(links_folder(port))
     await dashboard.open_socket(socket_of(links_folder(port)))
     url = options.public_url[0].rstrip("/") if options.public_url else _write_url(host, port)

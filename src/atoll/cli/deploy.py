@@ -60,11 +60,11 @@ def deploy(options: DeploySettings) -> None:
     file = asked.ask("GET", fleet_path(options.fleet, "file"))
     edit: dict[str, Any] = {"services": {options.service: None if options.remove else given}}
     if options.model is not None and ("/" in options.model):
-        found = asked.ask("POST", "/api/planner/catalog/models", {"source": options.model})
+        found = asked.ask("POST", "/atoll/v1/catalog/models", {"source": options.model})
         given["model"] = found["name"]
         edit["models"] = {} if found["entry"] is None else {found["name"]: found["entry"]}
     with live_line("planning") as say:
-        planned = asked.work("/api/planner/whatif", {"fleet": options.fleet, "edit": edit}, say)
+        planned = asked.work("/atoll/v1/whatif", {"fleet": options.fleet, "edit": edit}, say)
     emit(planned, options.as_json, lambda: _draw(planned))
     if not options.as_json:
         console().print(f"{planned['verdict']}", soft_wrap=True, markup=False)

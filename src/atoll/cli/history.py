@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from atoll.cli.console_client import ConsoleClient, console_field, fleet_path
+from atoll.cli.console_client import ConsoleClient, console_field, fleet_path, name_fleet
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.control.operation.options import STATE_HELP
-from atoll.core.errors import UsageError
 from atoll.core.options import option
 from atoll.core.units import format_price
 from atoll.report.terminal import console, emit
@@ -30,7 +29,7 @@ class HistorySettings(VerbSettings):
     fleet: str | None = option(
         None, "Name or file of a fleet; none: the only one that is up.", argument=True
     )
-    last: int = option(50, "How many events.", ge=1)
+    last: int = option(50, "How many events.", ge=1, le=10_000)
     instance: str | None = option(None, "Only of this instance.")
     state: Path | None = option(None, STATE_HELP)
     console: str | None = console_field()
@@ -43,13 +42,7 @@ def history(options: HistorySettings) -> None:
 
     Also what failed, in the words of the target. The log only grows; it is written before things are done.
     """
-    from atoll.control.operation.fleet_home import find_home
-
-    if options.console is not None:
-        events = _ask(options, options.console)
-    else:
-        home, _ = find_home(options.fleet, options.state)
-        events = home.history.read(instance=options.instance, last=options.last)
+    events = _ask(options)
     if options.as_json:
         emit([event.model_dump(mode="json") for event in events], True)
         return
@@ -60,16 +53,14 @@ def history(options: HistorySettings) -> None:
         out.print("nothing has happened yet")
 
 
-def _ask(options: HistorySettings, url: str) -> Sequence[HistoryEvent]:
-    """Return the events that a console elsewhere tells of."""
+def _ask(options: HistorySettings) -> Sequence[HistoryEvent]:
     from atoll.control.operation.fleet_history import HistoryEvent
 
-    if options.fleet is None:
-        raise UsageError("which fleet?", hint="atoll history FLEET --console URL")
-    client = ConsoleClient.find(url)
-    said = client.ask("GET", fleet_path(options.fleet, f"history?last={options.last}"))
-    events = [HistoryEvent.parse(event) for event in said["events"]]
-    return [e for e in events if options.instance in (None, e.instance)]
+    fleet = name_fleet(options.fleet, options.state, options.console)
+    query = {"last": options.last, "instance": options.instance}
+    path = fleet_path(fleet, "history", {k: v for k, v in query.items() if v is not None})
+    said = ConsoleClient.find_fleets(options.console, options.state).ask("GET", path)
+    return [HistoryEvent.parse(event) for event in said["events"]]
 
 
 def describe_event(event: HistoryEvent) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.console_client import CONSOLE_HELP, CONSOLE_VARIABLE, console_field
+from atoll.cli.key_store import find_keys
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.cli.shared_options import AsJson
 from atoll.core.options import option
@@ -16,19 +17,22 @@ from atoll.core.quantities import Count
 from atoll.report.terminal import console, emit, note, table
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from atoll.runtime.accounts.api_keys import ApiKey
-    from atoll.runtime.accounts.database import Database
-    from atoll.runtime.accounts.key_limits import Counted
 
-T = TypeVar("T")
 _LATEST_S = 253_370_764_800.0
 """The year 9999: later dates cannot be shown."""
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-DB_HELP = "sqlite:///FILE, postgresql://..., or a file; else $ATOLL_DB, else the user's own."
-Db = Annotated[str | None, typer.Option("--db", envvar="ATOLL_DB", show_envvar=False, help=DB_HELP)]
+_FORMS = "sqlite:///FILE, postgresql://..., or a file; else $ATOLL_DB"
+DB_HELP = f"{_FORMS}, else the user's own."
+STORE_HELP = f"{_FORMS}, else the keys of the console that runs here, else the user's own."
+Db = Annotated[
+    str | None, typer.Option("--db", envvar="ATOLL_DB", show_envvar=False, help=STORE_HELP)
+]
+Console = Annotated[
+    str | None,
+    typer.Option("--console", envvar=CONSOLE_VARIABLE, metavar="URL", help=CONSOLE_HELP),
+]
 Which = Annotated[str, typer.Argument(metavar="ID", help="Id of a key, or its name.")]
 
 
@@ -72,7 +76,8 @@ class KeySettings(VerbSettings):
     min_precision: str | None = option(None, "bf16, fp8, int4.")
     stability: str | None = option(None, "At least spot, batch, standard, reserved.")
     track: bool = option(True, "Whether its requests are written down.", "--track/--no-track")
-    db: str | None = option(None, DB_HELP, env="ATOLL_DB")
+    db: str | None = option(None, STORE_HELP, env="ATOLL_DB")
+    console: str | None = console_field()
     as_json: bool = json_field()
 
 
@@ -90,7 +95,7 @@ def create(options: KeySettings) -> None:
     if options.expires is not None:
         spec["expires_s"] = _future(options.expires)
     new_key = NewKey.parse(spec)
-    text, key = with_database(options.db, lambda database: database.create_key(new_key))
+    text, key = find_keys(options.db, options.console).make(new_key)
     if options.as_json:
         emit({"key": text} | key.describe(time.time()), True)
         return
@@ -102,13 +107,14 @@ def create(options: KeySettings) -> None:
 def list_(
     every: Annotated[bool, typer.Option("--all", help="Revoked ones too.")] = False,
     db: Db = None,
+    console_url: Console = None,
     as_json: AsJson = False,
 ) -> None:
     """List the keys; their secrets are not known."""
     now_s = time.time()
     keys = [
         key
-        for key in with_database(db, lambda database: database.keys())
+        for key in find_keys(db, console_url).list_all()
         if every or key.state(now_s) != "revoked"
     ]
     columns = (
@@ -142,18 +148,9 @@ def list_(
 
 
 @app.command()
-def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
+def show(which: Which, db: Db = None, console_url: Console = None, as_json: AsJson = False) -> None:
     """Show a key and what it has used so far."""
-    from atoll.runtime.accounts.key_limits import NOTHING, TOTAL, periods
-
-    async def look(database: Database) -> tuple[ApiKey, dict[str, Counted]]:
-        key = await database.key(which)
-        now = periods(time.time())
-        named = {"today": now.day, "this_month": now.month, "total": TOTAL}
-        used = (await database.counters([key.id], tuple(named.values()))).get(key.id, {})
-        return key, {name: used.get(period, NOTHING) for name, period in named.items()}
-
-    key, used = with_database(db, look)
+    key, used = find_keys(db, console_url).find(which)
     shown = key.describe(time.time()) | {
         "tokens_used": {name: u.tokens for name, u in used.items()}
     }
@@ -172,36 +169,15 @@ def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def revoke(which: Which, db: Db = None, as_json: AsJson = False) -> None:
+def revoke(
+    which: Which, db: Db = None, console_url: Console = None, as_json: AsJson = False
+) -> None:
     """Make a key useless for good; gateways know within two seconds."""
-
-    async def end(database: Database) -> ApiKey:
-        return await database.revoke_key((await database.key(which)).id)
-
-    key = with_database(db, end)
+    key = find_keys(db, console_url).revoke(which)
     if as_json:
         emit(key.describe(time.time()), True)
     else:
         note(f"key {key.id} ({key.spec.name}) is revoked")
-
-
-def with_database(url: str | None, use: Callable[[Database], Awaitable[T]]) -> T:
-    """Open the database that a command means, use it and close it."""
-    # First: it says what to install where that is missing.
-    from atoll.runtime.accounts.database import FAULTS, Database, default_url, unusable
-
-    named = url or default_url()
-
-    async def run() -> T:
-        database = await Database.open(named)
-        try:
-            return await use(database)
-        except FAULTS as error:
-            raise unusable(named, error) from None
-        finally:
-            await database.close()
-
-    return asyncio.run(run())
 
 
 def _future(text: str) -> float:

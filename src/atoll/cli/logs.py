@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import typer
 
-from atoll.cli.console_client import ConsoleClient, console_field, fleet_path
+from atoll.cli.console_client import ConsoleClient, console_field, fleet_path, name_fleet
 from atoll.cli.options import VerbSettings, verb
 from atoll.control.operation.options import STATE_HELP
-from atoll.core.errors import UsageError
+from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.core.options import option
 
 if TYPE_CHECKING:
@@ -49,11 +49,7 @@ def logs(options: LogsSettings) -> None:
     """
     if len(options.names) > 2:
         raise UsageError("one instance at a time", hint="atoll logs FLEET INSTANCE")
-    fleet = options.names[0] if len(options.names) == 2 else None
-    if options.console is not None:
-        read = _ask(fleet, options, options.console)
-    else:
-        read = _find(fleet, options.names[-1], options.state)
+    read = _find(options)
     text = read(options.lines)
     _write(text)
     if not options.follow:
@@ -74,25 +70,41 @@ def _write(text: str) -> None:
         sys.stdout.flush()
 
 
-def _ask(fleet: str | None, options: LogsSettings, url: str) -> Callable[[int], str]:
-    """Return what asks a console elsewhere for the last lines."""
-    if fleet is None:
-        raise UsageError("of which fleet?", hint="atoll logs FLEET INSTANCE --console URL")
-    client = ConsoleClient.find(url)
-    path = fleet_path(fleet, f"logs/{quote(options.names[-1], safe='')}")
+def _find(options: LogsSettings) -> Callable[[int], str]:
+    """Return what reads the last lines of an instance; an error suggests the nearest."""
+    client = ConsoleClient.find_fleets(options.console, options.state)
+    name = options.names[-1]
+    if len(options.names) == 2 or options.state is not None:
+        fleet = options.names[0] if len(options.names) == 2 else None
+        fleet = name_fleet(fleet, options.state, options.console)
+    else:
+        fleet, name = _find_fleet(client, name)
+    path = f"logs/{quote(name, safe='')}"
 
     def read(lines: int) -> str:
-        return str(client.ask("GET", f"{path}?lines={min(lines, 10_000)}")["text"])
+        return str(client.ask("GET", fleet_path(fleet, path, {"lines": lines}))["text"])
 
     return read
 
 
-def _find(fleet: str | None, name: str, state: Path | None) -> Callable[[int], str]:
-    """Return what reads the last lines of an instance; UnknownNameError suggests the nearest."""
-    from atoll.control.operation.fleet_home import find_home, list_homes
-    from atoll.control.operation.instance_logs import find_logs
-
-    if fleet is not None or state is not None:
-        return find_logs([find_home(fleet, state)], name)
-    homes = [(home, home.read()) for home in list_homes()]
-    return find_logs([(home, record) for home, record in homes if record is not None], name)
+def _find_fleet(client: ConsoleClient, name: str) -> tuple[str, str]:
+    """Return the only fleet that has such an instance, and the whole name of that."""
+    known: dict[tuple[str, str], None] = {}
+    errors: list[str] = []
+    for fleet in client.ask("GET", "/atoll/v1/fleets")["fleets"]:
+        if fleet["kind"] in ("operated", "served"):
+            said = client.ask("GET", fleet_path(fleet["name"], "logs"))
+            known |= dict.fromkeys((fleet["name"], each) for each in said["logs"])
+            errors += said["errors"]
+    fitting = [key for key in known if key[1] == name] or [
+        key for key in known if key[1].startswith(name)
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    fleets = sorted({fleet for fleet, _ in fitting})
+    if len(fleets) > 1:
+        text = f"{', '.join(fleets)} have an instance {name}"
+        raise UsageError(text, hint=f"atoll logs FLEET {name}")
+    if not fitting and errors:
+        raise AtollError(f"{name} is not to be found, and {errors[0]}")
+    raise UnknownNameError("instance", name, [each for _, each in known])

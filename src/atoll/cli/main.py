@@ -84,7 +84,6 @@ VERBS: tuple[Verb, ...] = (
     Verb("nodes", "atoll.cli.nodes", "Show who is in a fabric, and who has what."),
     Verb("assign", "atoll.cli.assign", "Have a node that waits serve a model."),
     Verb("status", "atoll.cli.status", "Show how fleets stand: instances, cost, what is wrong."),
-    Verb("planner", "atoll.cli.planner", "Answer what pages and programs ask about plans."),
     Verb("keys", "atoll.cli.keys", "Make, list and revoke the API keys of a gateway."),
     Verb("usage", "atoll.cli.usage", "Show what keys used, and what it cost."),
     Verb("profile", "atoll.cli.profile", "Measure how fast this machine runs a model."),
@@ -93,10 +92,6 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("doctor", "atoll.cli.doctor", "Check what is installed and what is missing."),
 )
-
-
-_OLDER_NAMES = {"desk": "planner"}
-"""Verbs that had another name, which is still understood."""
 
 
 @dataclass(slots=True)
@@ -118,7 +113,6 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command to run, loading it first if it is one of the verbs."""
-        args = [_OLDER_NAMES.get(args[0], args[0]), *args[1:]] if args else args
         verb = self._verbs.get(args[0]) if args else None
         if verb is not None:
             self.commands[verb.name] = load(verb)

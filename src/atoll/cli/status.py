@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.console_client import (
+    CONSOLE_HELP,
+    CONSOLE_VARIABLE,
+    ConsoleClient,
+    fleet_path,
+)
 from atoll.cli.fleet_status import draw_fabric, draw_fleet_status, read_fabric
 from atoll.cli.shared_options import AsJson
 from atoll.control.operation.options import STATE_HELP
-from atoll.core.errors import UnknownNameError
+from atoll.core.errors import AtollError
 from atoll.core.units import format_duration, format_elapsed
 from atoll.engines.table import find_engine
 from atoll.report.terminal import console, emit, table
@@ -42,6 +46,10 @@ def status(
             "--fabric", help="Show the instances that this fabric knows: token, @FILE or open://..."
         ),
     ] = None,
+    console_url: Annotated[
+        str | None,
+        typer.Option("--console", envvar=CONSOLE_VARIABLE, metavar="URL", help=CONSOLE_HELP),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show fleets that were brought up from here, on whatever target, and those that `atoll serve` runs.
@@ -54,20 +62,15 @@ def status(
         rows = [row for row in rows if name is None or row["fleet"] == name]
         emit(rows, as_json, lambda: draw_fabric(rows))
         return
-    from atoll.runtime.local.fleet_state import list_running_fleets
-
     now_s = time.time()
-    served = [f for f in list_running_fleets() if state is None and name in (None, f.name)]
-    operated = _look_at_operated(name, state, now_s, missing_is_wrong=not served)
-    lives = asyncio.run(_ask_all(tuple(served)))
+    served, operated = _ask_console(name, state, console_url)
     if as_json:
-        shown: list[object] = [{"fleet": f, "live": v} for f, v in zip(served, lives, strict=True)]
-        emit([*shown, *({"operated": each} for each in operated)], True)
+        emit([*served, *({"operated": each} for each in operated)], True)
         return
     for each in operated:
-        emit(None, False, draw_fleet_status(each, now_s))
-    for fleet, live in zip(served, lives, strict=True):
-        emit(None, False, draw_fleet(fleet, live))
+        emit(None, False, draw_fleet_status(_read_status(each), now_s))
+    for one in served:
+        emit(None, False, draw_fleet(_read_state(one["fleet"]), one["live"]))
     if not served and not operated:
         console().print(
             "no fleet is up here (`atoll up FLEET` brings one up, `atoll serve PLAN` serves a plan on this "
@@ -76,55 +79,60 @@ def status(
         )
 
 
-def _look_at_operated(
-    name: str | None, state: Path | None, now_s: float, *, missing_is_wrong: bool
-) -> list[FleetStatus]:
-    """Return the fleets that are meant: the one that is named, up or not, else all that are up."""
+def _ask_console(
+    name: str | None, state: Path | None, url: str | None
+) -> tuple[list[Live], list[Live]]:
+    """Return the fleets that are meant: the one that is named, up or not, else all that are up.
+
+    Those that are served have their state (`fleet`) and what they say (`live`).
+    """
+    client = ConsoleClient.find_fleets(url, state)
+    served: list[Live] = []
+    operated: list[Live] = []
+    for fleet in _list_names(client, name, state, url):
+        said = client.ask("GET", fleet_path(fleet))
+        if state is None:
+            served += said["served"]
+        if said["status"] is not None:
+            operated.append(said["status"])
+        elif errors := said.get("errors"):
+            raise AtollError(errors[0])
+    return served, operated
+
+
+def _list_names(
+    client: ConsoleClient, name: str | None, state: Path | None, url: str | None
+) -> list[str]:
+    if url is not None:
+        if name is not None:
+            return [name]
+        fleets = client.ask("GET", "/atoll/v1/fleets")["fleets"]
+        return [each["name"] for each in fleets if each.get("up")]
     from atoll.control.operation.fleet_home import find_home, list_homes
+    from atoll.runtime.local.fleet_state import list_running_fleets
 
+    served = [] if state is not None else [fleet.name for fleet in list_running_fleets()]
     if name is None and state is None:
-        known = [(home, record) for home in list_homes() if (record := home.read()) is not None]
-        meant = [(home, record) for home, record in known if record.up]
-    else:
-        try:
-            meant = [find_home(name, state)]
-        except UnknownNameError:
-            if missing_is_wrong:
-                raise
-            return []
-    if not meant:
-        return []
-    from atoll.control.operation.fleet_status import look_at_fleet
-
-    return [look_at_fleet(home, record, now_s) for home, record in meant]
+        records = [home.read() for home in list_homes()]
+        up = [record.name for record in records if record is not None and record.up]
+        return list(dict.fromkeys((*up, *served)))
+    if name in served:
+        return [name]
+    return [find_home(name, state)[1].name]
 
 
-async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:
-    return list(await asyncio.gather(*(ask_fleet(fleet) for fleet in fleets)))
+def _read_status(said: Live) -> FleetStatus:
+    import msgspec
+
+    from atoll.control.operation.fleet_status import FleetStatus
+
+    return msgspec.convert(said, FleetStatus)
 
 
-async def ask_fleet(fleet: FleetState) -> Live:
-    """Ask the gateway and the instances of a fleet; who does not answer is left out."""
-    questions = {"gateway": _get(fleet.url, fleet.admin_socket)}
-    questions |= {e.id: _get(e.url) for e in fleet.endpoints if find_engine(e.kind).has_status}
-    answers = await asyncio.gather(*questions.values())
-    return {
-        name: answer for name, answer in zip(questions, answers, strict=True) if answer is not None
-    }
+def _read_state(said: Live) -> FleetState:
+    from atoll.runtime.local.fleet_state import FleetState
 
-
-async def _get(url: str, admin_socket: str = "") -> Any:
-    from atoll.runtime.http.http_client import FetchError, fetch
-
-    try:
-        code, body = await fetch(
-            f"{url}/atoll/v1/status",
-            timeout_s=2.0,
-            unix_socket=Path(admin_socket) if admin_socket else None,
-        )
-        return json.loads(body) if code == 200 else None
-    except (FetchError, ValueError):
-        return None
+    return FleetState.parse(said)
 
 
 def draw_fleet(fleet: FleetState, live: Live | None) -> Group:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import typer
 
-from atoll.cli.keys import DB_HELP, parse_moment, with_database
+from atoll.cli.console_client import ConsoleClient, console_field
+from atoll.cli.key_store import ConsoleKeys, find_accounts, with_database
+from atoll.cli.keys import STORE_HELP, parse_moment
 from atoll.cli.options import VerbSettings, json_field, verb
+from atoll.core.errors import AtollError
 from atoll.core.options import option
 from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
     from atoll.runtime.accounts.database import Database
-    from atoll.runtime.accounts.gaps import LedgerGap
 
 app = typer.Typer(add_completion=False)
 _SHOWN = 1000
@@ -34,7 +40,8 @@ class UsageSettings(VerbSettings):
     key: str | None = option(None, "Of one key: its id or name.")
     csv: Path | None = option(None, "Write a CSV file; - for standard output.")
     parquet: Path | None = option(None, "Write a Parquet file.")
-    db: str | None = option(None, DB_HELP, env="ATOLL_DB")
+    db: str | None = option(None, STORE_HELP, env="ATOLL_DB")
+    console: str | None = console_field()
     as_json: bool = json_field()
 
 
@@ -57,7 +64,12 @@ def usage(options: UsageSettings) -> None:
     for target in (csv, parquet):
         if target is not None and str(target) != "-":
             check_target(target)
-    count = with_database(options.db, lambda database: _show(database, options))
+    # Lists of millions of rows are read from the database itself.
+    client = None if by in LISTS else find_accounts(options.db, options.console)
+    if client is not None:
+        count = asyncio.run(_write(_each(_ask_sums(client, options)), options))
+    else:
+        count = with_database(options.db, lambda database: _show(database, options))
     target = parquet or csv
     if target is not None and str(target) != "-":
         note(f"wrote {count:,} rows to {target}")
@@ -67,16 +79,51 @@ async def _show(database: Database, options: UsageSettings) -> int:
     from atoll.runtime.accounts import usage_report as report
     from atoll.runtime.accounts.gaps import read_gaps
 
-    since, until, key = options.since, options.until, options.key
-    csv, parquet = options.csv, options.parquet
-    span = report.UsagePeriod(
+    since_s, until_s = _read_span(options)
+    key = None if options.key is None else (await database.key(options.key)).id
+    span = report.UsagePeriod(since_s, until_s, key)
+    for gap in await read_gaps(database, span.since_s, span.until_s):
+        note(_describe_gap(gap.since_s, gap.until_s, gap.lost))
+    return await _write(report.usage(database, options.by, span), options)
+
+
+def _ask_sums(client: ConsoleClient, options: UsageSettings) -> list[dict[str, Any]]:
+    """Return the sums that a console tells of."""
+    from atoll.runtime.accounts.api_keys import choose_key
+
+    since_s, until_s = _read_span(options)
+    key = (
+        None if options.key is None else choose_key(ConsoleKeys(client).list_all(), options.key).id
+    )
+    query = {"by": options.by, "since_s": since_s, "until_s": until_s, "key": key}
+    asked = urlencode({name: value for name, value in query.items() if value is not None})
+    said = client.ask("GET", f"/atoll/v1/usage?{asked}")
+    if said["truncated"] and (options.as_json or options.csv or options.parquet):
+        raise AtollError("there are more rows than a console tells", hint="name the database: --db")
+    for gap in said["gaps"]:
+        note(_describe_gap(gap["since_s"], gap["until_s"], gap["lost"]))
+    rows: list[dict[str, Any]] = said["rows"]
+    return rows
+
+
+async def _each(rows: list[dict[str, Any]]) -> AsyncGenerator[dict[str, Any], None]:
+    for row in rows:
+        yield row
+
+
+def _read_span(options: UsageSettings) -> tuple[float | None, float | None]:
+    since, until = options.since, options.until
+    return (
         None if since is None else parse_moment(since, "--since", ahead=False),
         None if until is None else parse_moment(until, "--until", ahead=False),
-        None if key is None else (await database.key(key)).id,
     )
-    for gap in await read_gaps(database, span.since_s, span.until_s):
-        note(_describe_gap(gap))
-    rows = report.usage(database, options.by, span)
+
+
+async def _write(rows: AsyncIterator[dict[str, Any]], options: UsageSettings) -> int:
+    """Write rows where they are wanted; return how many there were."""
+    from atoll.runtime.accounts import usage_report as report
+
+    csv, parquet = options.csv, options.parquet
     columns = report.columns_of(options.by)
     if parquet is not None:
         with report.WholeFile(parquet) as file:
@@ -96,15 +143,15 @@ async def _show(database: Database, options: UsageSettings) -> int:
     return len(listed)
 
 
-def _describe_gap(gap: LedgerGap) -> str:
+def _describe_gap(since_s: float | None, until_s: float | None, missing: int) -> str:
     """Say what the ledger may lack."""
     since, until = (
         "an unknown time"
         if at_s is None
         else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S}"
-        for at_s in (gap.since_s, gap.until_s)
+        for at_s in (since_s, until_s)
     )
-    lost = f"{gap.lost:,} requests are missing" if gap.lost else "no request is known to be missing"
+    lost = f"{missing:,} requests are missing" if missing else "no request is known to be missing"
     return f"from {since} to {until} (UTC) a gateway served on a full disk: {lost}"
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.files import atomic_write
-from atoll.core.paths import runtime_dir
+from atoll.core.paths import runtime_dir, state_dir
 
 VALID_S = 600.0
 _ABOUT = "dashboard.json"
@@ -33,6 +33,8 @@ class RunningDashboard:
     url: str
     pid: int
     folder: Path
+    state: str
+    """The folder of the fleets that it knows."""
 
 
 class LoginLinks:
@@ -69,7 +71,8 @@ class LoginLinks:
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > self._valid_s:
                     path.unlink()
-        atomic_write(self._folder / _ABOUT, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+        about = {"url": url, "pid": os.getpid(), "state": str(state_dir())}
+        atomic_write(self._folder / _ABOUT, json.dumps(about) + "\n")
 
     def forget(self) -> None:
         """Remove the folder: the dashboard ends."""
@@ -96,5 +99,6 @@ def list_dashboards() -> tuple[RunningDashboard, ...]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             about = json.loads(path.read_text("utf-8"))
             os.kill(int(about["pid"]), 0)
-            found.append(RunningDashboard(str(about["url"]), int(about["pid"]), path.parent))
+            url, state = str(about["url"]), str(about["state"])
+            found.append(RunningDashboard(url, int(about["pid"]), path.parent, state))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Live events for every open page: one connection to each service, however many pages there are.
+"""Live events for every open page: the gateway and the planner are listened to once, however many there are.
 
 A page is told the newest of each kind of event; what it was too slow for is not kept. Services are listened
 to only while there are pages.
@@ -37,8 +37,6 @@ _SILENCE_S = 45.0
 _LINGER_S = 10.0
 """How long a service is listened to after the last page has gone: pages are reloaded."""
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-_DESK_BACKOFF_S = 1.0
-"""The most between two tries for the planner, which starts beside within seconds; people wait for it."""
 _NONE_S = 3.0
 """Between two looks for a service that is not there."""
 _MAX_EVENT_BYTES = 16 * 2**20
@@ -137,7 +135,9 @@ class LiveEvents:
 
     def start(self) -> None:
         """Begin to listen, once there is a page."""
-        self._tasks = [asyncio.create_task(self._follow(name)) for name in _SERVICES]
+        self._tasks = [
+            asyncio.create_task(follow()) for follow in (self._follow_gateway, self._follow_planner)
+        ]
 
     async def close(self) -> None:
         """Listen no more."""
@@ -217,60 +217,77 @@ class LiveEvents:
         for page in self.pages:
             self._put_health(page)
 
-    async def _follow(self, name: str) -> None:
+    async def _follow_gateway(self) -> None:
         failures = 0
         while True:
             await self._wanted.wait()
-            address = self._services.gateway if name == "gateway" else self._services.planner
+            address = self._services.gateway
             if address is None:
-                self._set_state(name, "none")
-                await self._look_again(name)
+                self._set_state("gateway", "none")
+                await self._look_again()
                 await asyncio.sleep(_NONE_S)
                 continue
             try:
-                failures = 0 if await self._listen(name, address) else failures
+                failures = 0 if await self._listen(address) else failures
             except (FetchError, ApiError, ValueError) as error:
-                self._set_state(name, "down", f"{name}: {error}")
+                self._set_state("gateway", "down", f"gateway: {error}")
             else:
                 if not self._wanted.is_set():
                     continue
-                self._set_state(name, "down", f"{name}: the connection ended")
-            pause_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
-            await asyncio.sleep(pause_s if name == "gateway" else min(pause_s, _DESK_BACKOFF_S))
+                self._set_state("gateway", "down", "gateway: the connection ended")
+            await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
             failures += 1
-            await self._look_again(name)
+            await self._look_again()
 
-    async def _look_again(self, name: str) -> None:
-        if name == "gateway":
+    async def _follow_planner(self) -> None:
+        planner = self._services.planner
+        if planner is None:
+            self._set_state("planner", "none")
+            return
+        while True:
+            await self._wanted.wait()
+            if "planner" not in self._states:
+                self._set_state("planner", "down", "planner: it is starting")
             try:
-                await self._services.look_again()
-            except Exception:  # a bad file of another program must not end the listening  # noqa: BLE001
-                _LOG.exception("looking for a gateway failed")
+                await self._hear("planner", planner.listen())
+            except Exception as error:  # whatever it is must not end the listening  # noqa: BLE001
+                _LOG.exception("the planner does not tell how fleets stand")
+                self._set_state("planner", "down", f"planner: {error}")
+                await asyncio.sleep(_NONE_S)
 
-    async def _listen(self, name: str, address: ServiceAddress) -> bool:
+    async def _hear(self, name: str, pieces: AsyncGenerator[bytes, None]) -> bool:
         """Tell what a service says until it ends or nobody listens; returns whether it said anything."""
-        call, session = self._choose_call(address)
-        if call is None:
-            raise FetchError("nobody is logged in with a key")
         heard = False
         parser = EventParser()
         self.connections[name] += 1
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                if not heard:
+                    heard = True
+                    self._set_state(name, "up")
+                for event, data in parser.feed(piece):
+                    self._take(name, event, data)
+                if self._is_alone():
+                    break
+        return heard
+
+    async def _look_again(self) -> None:
+        try:
+            await self._services.look_again()
+        except Exception:  # a bad file of another program must not end the listening  # noqa: BLE001
+            _LOG.exception("looking for a gateway failed")
+
+    async def _listen(self, address: ServiceAddress) -> bool:
+        call, session = self._choose_call(address)
+        if call is None:
+            raise FetchError("nobody is logged in with a key")
         opened = call.open("GET", f"{ADMIN_PATH}/live", headers={"accept": "text/event-stream"})
         async with opened as answer:
             if answer.status == 401 and session is not None:
                 self._end(session)
             if answer.status != 200:
                 raise FetchError(f"status {answer.status} for what happens")
-            async with contextlib.aclosing(answer.pieces(_SILENCE_S)) as pieces:
-                async for piece in pieces:
-                    if not heard:
-                        heard = True
-                        self._set_state(name, "up")
-                    for event, data in parser.feed(piece):
-                        self._take(name, event, data)
-                    if self._is_alone():
-                        break
-        return heard
+            return await self._hear("gateway", answer.pieces(_SILENCE_S))
 
     def _take(self, service: str, event: bytes, data: bytes) -> None:
         if service == "gateway":

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from atoll.dashboard.console_api import Service
 from atoll.dashboard.headers import select_answered, select_sent
 from atoll.dashboard.services import (
     ADMIN_PATH,
@@ -22,11 +23,12 @@ from atoll.dashboard.services import (
     ServiceDirectory,
     at_public_port,
     own,
-    reaching,
+    reaching_gateway,
 )
 from atoll.dashboard.sessions import LoginSession, MadeKey
 from atoll.dashboard.sharing import SHARED, SharedAnswers
-from atoll.runtime.http.handlers import Answer, ByteStream, Response
+from atoll.runtime.http.api_route import PREFIX
+from atoll.runtime.http.handlers import Answer, ByteStream, EventStream, Response, with_beats
 from atoll.runtime.http.http_client import FetchError, StreamedResponse
 from atoll.runtime.http.http_server import Request
 from atoll.runtime.openai import ApiError
@@ -38,15 +40,25 @@ _KEY_LASTS_S = 12 * 3600.0
 _WHOLE_BYTES = 256 * 2**10
 """An answer of this length or less is read before it is passed on."""
 _JSON = "application/json"
+API = PREFIX.encode()
+"""Before every path of the one API; models are asked under `/v1/`, as at a gateway."""
+_MODELS = b"/v1/"
 _QUESTIONS = frozenset({"whatif", "simulate", "traces"})
 """Questions that keep the planner busy for long."""
 _MAX_QUESTIONS = 4
 """Of one person at the same time: the planner has room for a few more."""
 _WORKED_ON = 2
 """How many of them the planner is given, which works on three: others need not wait for one person's."""
+_UNBUFFERED = ("x-accel-buffering", "no")
+"""For proxies in between: events are passed on as they come."""
 _SILENCE_S = 600.0
 _BEAT_S = 2.0
 """How often a page that waits for events is sent a comment: one that has gone away is noticed by it."""
+
+
+def is_api(path: bytes) -> bool:
+    """Whether a path is one of the API, not a page."""
+    return path.startswith((API, _MODELS))
 
 
 class SessionOverError(Exception):
@@ -76,39 +88,50 @@ class ServiceForwarder:
         self.shared = SharedAnswers(clock)
         self._asking: dict[tuple[str, str], _Asking] = {}
 
-    async def forward(self, request: Request, session: LoginSession) -> Answer:
-        """Answer a request to `/api/...`; SessionOverError where the session's key is no longer good."""
+    async def forward(self, request: Request, session: LoginSession, service: Service) -> Answer:
+        """Answer a request of the API; SessionOverError where the session's key is no longer good."""
         if request.method not in METHODS:
             raise ApiError(405, "this method is not known here", allow="GET, POST, PATCH, DELETE")
-        _, _, service, *rest = request.path.decode("latin-1").split("/", 3)
-        target = _read_target("/".join(rest), request.query)
-        stack = contextlib.AsyncExitStack()
-        if service == "v1":
-            return await self._ask_model(request, session, f"/v1/{target}")
-        if service == "gateway":
-            call = self._services.call_gateway(session)
-        elif service == "planner":
-            call = self._services.call_planner(session)
-            # It takes seconds to start, and to start again.
-            async with reaching(service):
-                await call.wait_until_there()
-            if request.method not in READING and "/".join(rest) in _QUESTIONS:
-                await stack.enter_async_context(self._ask_planner(session.who))
-        else:
-            raise ApiError(404, "there is no such service", code="not_found")
-        if service == "gateway" and request.method == b"GET" and target in SHARED:
+        if request.path.startswith(_MODELS):
+            rest = request.path.removeprefix(_MODELS).decode("latin-1")
+            return await self._ask_model(
+                request, session, f"/v1/{_read_target(rest, request.query)}"
+            )
+        rest = request.path.removeprefix(API).decode("latin-1")
+        if service == "planner":
+            return await self._ask_planner(request, session, rest)
+        target = _read_target(rest, request.query)
+        call = self._services.call_gateway(session)
+        if request.method == b"GET" and target in SHARED:
             answer: Answer = await self._share(target, session, call)
         else:
-            answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}", service, stack)
-            if service == "gateway" and request.method not in READING:
+            answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}")
+            if request.method not in READING:
                 self.shared.forget()
-        if service == "gateway" and session.kind == "key" and _status(answer) == 401:
+        if session.kind == "key" and _status(answer) == 401:
             raise SessionOverError
+        return answer
+
+    async def _ask_planner(self, request: Request, session: LoginSession, path: str) -> Answer:
+        """Have the planner answer, with the rights of a session."""
+        planner = self._services.need_planner()
+        stack = contextlib.AsyncExitStack()
+        if request.method not in READING and path in _QUESTIONS:
+            await stack.enter_async_context(self._take_turn(session.who))
+        try:
+            answer = await planner.answer(request, session.role, session.owner or "")
+        except BaseException:
+            await stack.aclose()
+            raise
+        if isinstance(answer, EventStream):
+            # The turn ends with the stream.
+            return EventStream(_hold(answer.pieces, stack), (*answer.headers, _UNBUFFERED))
+        await stack.aclose()
         return answer
 
     async def _share(self, path: str, session: LoginSession, call: ServiceCall) -> Response:
         """Answer with what all pages of a role are told alike."""
-        async with reaching("gateway"):
+        async with reaching_gateway():
             answer = await self.shared.get(
                 path, session, lambda: call.ask("GET", f"{ADMIN_PATH}/{path}")
             )
@@ -116,7 +139,7 @@ class ServiceForwarder:
         return Response(answer.body, answer.status, kind, select_answered(answer.headers))
 
     @contextlib.asynccontextmanager
-    async def _ask_planner(self, who: tuple[str, str]) -> AsyncIterator[None]:
+    async def _take_turn(self, who: tuple[str, str]) -> AsyncIterator[None]:
         """Wait until the planner may be given another question of somebody; 429 where too many wait."""
         asking = self._asking.setdefault(who, _Asking())
         if asking.count >= _MAX_QUESTIONS:
@@ -145,9 +168,9 @@ class ServiceForwarder:
                 kind="permission_error",
                 code="role_forbids",
             )
-        address = self._services.need("gateway")
+        address = self._services.need_gateway()
         key = session.key or await self._make_key(session)
-        answer = await self._pass_on(request, at_public_port(address, key), target, "gateway")
+        answer = await self._pass_on(request, at_public_port(address, key), target)
         if _status(answer) != 401:
             return answer
         if session.kind == "key":
@@ -156,7 +179,7 @@ class ServiceForwarder:
         session.made = None
         session.keys_needed = True
         key = await self._make_key(session)
-        return await self._pass_on(request, at_public_port(address, key), target, "gateway")
+        return await self._pass_on(request, at_public_port(address, key), target)
 
     async def _make_key(self, session: LoginSession) -> str | None:
         """Return the key that stands for a session without one, made now if need be."""
@@ -165,14 +188,14 @@ class ServiceForwarder:
         async with session.making:
             if session.made is not None:
                 return session.made.text
-            call = own(self._services.need("gateway"))
+            call = own(self._services.need_gateway())
             # Enough to ask models, whatever else the session may do.
             role = "viewer" if session.role == "viewer" else "member"
             expires_s = time.time() + _KEY_LASTS_S
             wanted = {"name": "dashboard", "role": role, "expires_s": expires_s}
             if session.owner:
                 wanted["owner"] = session.owner
-            async with reaching("gateway"):
+            async with reaching_gateway():
                 answer = await call.ask("POST", f"{ADMIN_PATH}/keys", wanted)
             if answer.status not in (200, 201):
                 raise ApiError(
@@ -206,14 +229,12 @@ class ServiceForwarder:
         request: Request,
         call: ServiceCall,
         target: str,
-        service: str,
-        held: contextlib.AsyncExitStack | None = None,
     ) -> Answer:
-        """Pass a request on; what is `held` is let go of when its answer is there, or has ended."""
+        """Pass a request on to the gateway."""
         method = request.method.decode("latin-1")
-        stack = held or contextlib.AsyncExitStack()
+        stack = contextlib.AsyncExitStack()
         try:
-            async with reaching(service):
+            async with reaching_gateway():
                 opened = call.open(method, target, request.body, select_sent(request.headers))
                 answer = await stack.enter_async_context(opened)
                 if _comes_whole(answer, method):
@@ -224,9 +245,18 @@ class ServiceForwarder:
         except BaseException:
             await stack.aclose()
             raise
-        headers = (*select_answered(answer.headers), ("x-accel-buffering", "no"))
+        headers = (*select_answered(answer.headers), _UNBUFFERED)
         kind = answer.headers.get("content-type", "application/octet-stream")
         return ByteStream(_relay(answer, stack), kind, headers)
+
+
+async def _hold(
+    pieces: AsyncGenerator[bytes, None], stack: contextlib.AsyncExitStack
+) -> AsyncGenerator[bytes, None]:
+    """Yield pieces, and let go of what is held once there are no more."""
+    async with stack, contextlib.aclosing(with_beats(pieces, _BEAT_S)) as told:
+        async for piece in told:
+            yield piece
 
 
 async def _relay(

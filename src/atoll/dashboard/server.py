@@ -1,4 +1,4 @@
-"""The dashboard's server: pages, sessions, and what goes on to the gateway and the planner.
+"""The console: pages, sessions, and the one API, which the gateway and the planner answer behind it.
 
 A request, in order: is it for a host that we are; if it may change something, does it come from a page of
 ours; whose session is it; does it show that session's token; then it is answered here, or passed on.
@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from atoll.core.roles import find_role
 from atoll.core.version import __version__
-from atoll.dashboard.api_document import ApiDocument
+from atoll.dashboard.console_api import ConsoleApi, LoginRequest, LoginWays, Service, ShownSession
 from atoll.dashboard.headers import (
     DATA_POLICY,
     PAGE_POLICY,
@@ -32,11 +33,22 @@ from atoll.dashboard.headers import (
 )
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.live import LiveEvents
-from atoll.dashboard.proxy import READING, ServiceForwarder, SessionOverError
-from atoll.dashboard.services import ADMIN_PATH, ServiceDirectory, at_public_port, own, reaching
+from atoll.dashboard.proxy import (
+    API,
+    READING,
+    ServiceForwarder,
+    SessionOverError,
+    is_api,
+)
+from atoll.dashboard.services import (
+    ADMIN_PATH,
+    ServiceDirectory,
+    at_public_port,
+    own,
+    reaching_gateway,
+)
 from atoll.dashboard.sessions import (
     ABSOLUTE_S,
-    ROLES,
     LoginLimiter,
     LoginSession,
     ProgramSessions,
@@ -53,10 +65,12 @@ _LOG = logging.getLogger(__name__)
 _PAGE = safety_lines(PAGE_POLICY)
 _DATA = safety_lines(DATA_POLICY)
 _REPORT = safety_lines(REPORT_POLICY)
-_API = b"/api/"
-_PLANNER = b"/api/planner/"
-_REPORTS = b"/api/planner/reports/"
+_SESSION = API + b"session"
+_LIVE = API + b"live"
+_REPORTS = API + b"reports/"
 _STATIC = b"/static/"
+_MOVED = {b"/session": _SESSION, b"/live": _LIVE}
+"""Where what programs asked for until 0.9 is now; `/api/...` is in `_find_new_place`."""
 _PASSED_BYTES = 64 * 2**20 + 2**16
 """Of a body that is passed on: a trace of 64 MiB, or the sound and pictures of a conversation."""
 _SINGLE_HEADERS = frozenset({b"origin", b"x-csrf-token"})
@@ -89,11 +103,6 @@ class DashboardSettings:
     max_pages: int = 1000
 
 
-class _Login(msgspec.Struct):
-    key: str | None = None
-    token: str | None = None
-
-
 class Asker(msgspec.Struct):
     """Who a gateway takes somebody for (`GET /atoll/v1/me`)."""
 
@@ -105,7 +114,7 @@ class Asker(msgspec.Struct):
     accounts: bool = False
 
 
-_LOGIN = msgspec.json.Decoder(_Login)
+_LOGIN = msgspec.json.Decoder(LoginRequest)
 _ASKER = msgspec.json.Decoder(Asker)
 
 
@@ -114,7 +123,7 @@ class PageLimits(ConnectionLimits):
 
     def body_limit(self, path: bytes) -> int:
         """Return how many bytes the body of a request may have."""
-        return _PASSED_BYTES if path.startswith(_API) else self.body_bytes
+        return _PASSED_BYTES if is_api(path) and path != _SESSION else self.body_bytes
 
 
 class DashboardListener(HandlerServer):
@@ -140,8 +149,10 @@ class Dashboard:
         settings: DashboardSettings,
         services: ServiceDirectory,
         links: LoginLinks,
+        load_api: Callable[[], ConsoleApi],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Serve; `load_api` returns the table of all requests, and is called in a thread."""
         self.settings = settings
         self.services = services
         self.links = links
@@ -154,7 +165,8 @@ class Dashboard:
         self._cookie = name_cookie(settings.port, secure=settings.secure)
         self._tasks: set[asyncio.Task[None]] = set()
         self._programs = ProgramSessions()
-        self._documents = ApiDocument(services, clock)
+        self._load_api = load_api
+        self._api: asyncio.Task[ConsoleApi]
         self._owner = LoginSession("link", "this machine", "admin")
         self._socket: HandlerServer | None = None
         self.live: LiveEvents
@@ -162,6 +174,7 @@ class Dashboard:
 
     async def start(self) -> tuple[str, int]:
         """Listen, and return the host and port listened on."""
+        self._api = asyncio.create_task(asyncio.to_thread(self._load_api))
         self.live = LiveEvents(
             self.services,
             self._is_over,
@@ -193,6 +206,8 @@ class Dashboard:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*map(self._forwarder.revoke, (*self.sessions, self._owner)))
+        if self.services.planner is not None:
+            await self.services.planner.close()
 
     # Requests
 
@@ -201,7 +216,11 @@ class Dashboard:
         request.extra = _PAGE
         self._hosts.check_host(request.headers)
         self._check_origin(request)
-        if not request.path.startswith(_API) or self._find_session(request) is not None:
+        if (
+            not is_api(request.path)
+            or request.path == _SESSION
+            or self._find_session(request) is not None
+        ):
             return
         # A key that is not known yet is asked about once the body is here: that must be a small one.
         if self._find_key(request) is None:
@@ -210,7 +229,7 @@ class Dashboard:
         if not length.isdigit() or int(length) > _OWN_BYTES:
             raise ApiError(
                 401,
-                "a large body comes after a login: ask for /session with this key first",
+                "a large body comes after a login: ask for /atoll/v1/session with this key first",
                 kind="authentication_error",
                 code="login",
             )
@@ -221,16 +240,19 @@ class Dashboard:
         path = request.path
         if path == b"/openapi.json":
             return await self._show_document(request)
-        if path == b"/session" and request.method == b"GET":
+        if path == _SESSION and request.method == b"GET":
+            await self._refresh(self._owner)
             return _json(self._describe(request, self._owner))
-        if path == b"/live" or path.startswith(_API):
+        if is_api(path) and path != _SESSION:
             return await self._answer_for(request, self._owner)
+        if (moved := _find_new_place(request)) is not None:
+            return moved
         raise ApiError(404, f"there is nothing at {path.decode('latin-1')[:200]}", code="not_found")
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request."""
         path = request.path
-        request.extra = _DATA if path.startswith(_API) else _PAGE
+        request.extra = _DATA if is_api(path) else _PAGE
         if path == b"/healthz":
             # Asked by address, whatever name it has.
             return _json({"status": "ok", "version": __version__})
@@ -238,16 +260,18 @@ class Dashboard:
         if path == b"/openapi.json":
             request.extra = _DATA
             return await self._show_document(request)
+        if (moved := _find_new_place(request)) is not None:
+            return moved
         self._check_origin(request)
-        if path == b"/session":
+        if path == _SESSION:
             return await self._answer_session(request)
-        if path == b"/live" or path.startswith(_API):
+        if is_api(path):
             return await self._answer_session_owner(request)
         if request.method not in READING:
             raise ApiError(405, "only looked at", allow="GET, HEAD")
         if path.startswith(_STATIC):
             return self._static.serve(path.removeprefix(_STATIC).decode("latin-1"), request.headers)
-        if b"." in path or path == b"/api":
+        if b"." in path:
             raise ApiError(404, "there is no such page", code="not_found")
         return self._static.serve_index(request.headers)
 
@@ -261,7 +285,7 @@ class Dashboard:
     async def _show_document(self, request: Request) -> Answer:
         if request.method not in READING:
             raise ApiError(405, "only looked at", allow="GET, HEAD")
-        return _json(await self._documents.read())
+        return _json((await asyncio.shield(self._api)).document)
 
     async def _answer_session_owner(self, request: Request) -> Answer:
         key = self._find_key(request)
@@ -271,7 +295,7 @@ class Dashboard:
         found = self._find_session(request)
         if found is None:
             return self._refuse_login(request)
-        if request.path != b"/live" and request.method not in READING:
+        if request.path != _LIVE and request.method not in READING:
             found.check_csrf(request.headers.get(b"x-csrf-token"))
         return await self._answer_for(request, found)
 
@@ -300,13 +324,17 @@ class Dashboard:
         return session
 
     async def _answer_for(self, request: Request, session: LoginSession) -> Answer:
-        if request.path == b"/live":
+        if request.path == _LIVE:
             if request.method != b"GET":
                 raise ApiError(405, "only listened to", allow="GET")
             return EventStream(await self.live.tell(session))
+        service: Service = "gateway"
+        if request.path.startswith(API):
+            service = (await asyncio.shield(self._api)).find_service(request.method, request.path)
         try:
-            await self._check_key(request, session)
-            answer = await self._forwarder.forward(request, session)
+            if service == "planner":
+                await self._check_key(request, session)
+            answer = await self._forwarder.forward(request, session, service)
         except SessionOverError:
             self._end_of_key(session)
             return self._refuse_login(request, _KEY_OVER, code="key_over")
@@ -409,8 +437,8 @@ class Dashboard:
             or " " in key
         ):
             return None
-        call = at_public_port(self.services.need("gateway"), key)
-        async with reaching("gateway"):
+        call = at_public_port(self.services.need_gateway(), key)
+        async with reaching_gateway():
             answer = await call.ask("GET", f"{ADMIN_PATH}/me")
         if answer.status in (401, 403):
             return None
@@ -424,7 +452,7 @@ class Dashboard:
 
     async def _check_key(self, request: Request, session: LoginSession) -> None:
         """Find out what a key may do now, before the planner is asked: of keys only the gateway knows."""
-        if session.kind != "key" or not request.path.startswith(_PLANNER):
+        if session.kind != "key":
             return
         old_s = self._clock() - session.checked_s
         if (request.method not in READING or old_s > _KNOWN_S) and not await self._refresh(session):
@@ -455,45 +483,47 @@ class Dashboard:
         )
         return _json(self._describe(request, session), headers=(cookie,))
 
-    def _describe(self, request: Request, session: LoginSession) -> dict[str, Any]:
+    def _describe(self, request: Request, session: LoginSession) -> ShownSession:
         gateway = self.services.gateway
         url = None if gateway is None else gateway.url
-        return {
-            "name": session.name,
-            "owner": session.owner,
-            "role": session.role,
-            "csrf": session.csrf,
-            "keys_needed": session.keys_needed,
-            "accounts": session.accounts,
-            "gateway": url,
-            "base_url": self.settings.base_url or _base_url(request, url),
-            "planner": self.services.planner is not None,
-            "version": __version__,
-            "login": session.kind,
-        }
+        return ShownSession(
+            name=session.name,
+            owner=session.owner,
+            role=session.role,
+            csrf=session.csrf,
+            keys_needed=session.keys_needed,
+            accounts=session.accounts,
+            gateway=url,
+            base_url=self.settings.base_url or _base_url(request, url),
+            planner=self.services.planner is not None,
+            version=__version__,
+            login=session.kind,
+        )
 
     def _refuse_login(
         self, request: Request, reason: str = "nobody is logged in", code: str = "login"
     ) -> Response:
         error = {"message": reason, "type": "authentication_error", "param": None, "code": code}
-        body = {"error": error, **self._describe_login()}
+        body = {"error": error, "login": self._list_ways(), "fresh": self.services.gateway is None}
         return _json(body, 401, self._drop_cookie(request))
 
     def _describe_nobody(self, request: Request, message: str | None = None) -> Response:
         """Answer who is logged in: nobody, which is no error."""
-        body = {"role": None, "message": message, **self._describe_login()}
+        body = ShownSession(
+            role=None,
+            message=message,
+            login=self._list_ways(),
+            fresh=self.services.gateway is None,
+        )
         return _json(body, headers=self._drop_cookie(request))
 
-    def _describe_login(self) -> dict[str, Any]:
+    def _list_ways(self) -> LoginWays:
         gateway = self.services.gateway
-        return {
-            "login": {
-                "key": gateway is not None and gateway.url is not None,
-                "link": gateway is None or gateway.is_owned,
-                "header": self.settings.trust.header is not None,
-            },
-            "fresh": gateway is None,
-        }
+        return LoginWays(
+            key=gateway is not None and gateway.url is not None,
+            link=gateway is None or gateway.is_owned,
+            header=self.settings.trust.header is not None,
+        )
 
     def _drop_cookie(self, request: Request) -> tuple[tuple[str, str], ...]:
         """Return the header that takes a cookie away which stands for nobody."""
@@ -561,7 +591,21 @@ def _note_asker(session: LoginSession, body: bytes) -> None:
     if session.kind == "key":
         session.name = asker.name or asker.id or "key"
         session.owner = asker.owner
-        session.role = asker.role if asker.role in ROLES else "viewer"
+        session.role = find_role(asker.role) or "viewer"
+
+
+def _find_new_place(request: Request) -> Response | None:
+    """Return where to ask for a path of before; None for what has not moved."""
+    old = request.path
+    new = _MOVED.get(old)
+    if new is None and old.startswith(b"/api/"):
+        service, _, rest = old.removeprefix(b"/api/").partition(b"/")
+        new = {b"gateway": API, b"planner": API, b"v1": b"/v1/"}.get(service)
+        new = None if new is None else new + rest
+    if new is None:
+        return None
+    query = b"?" + request.query if request.query else b""
+    return Response(b"", 308, headers=(_NO_STORE, ("location", (new + query).decode("latin-1"))))
 
 
 def _base_url(request: Request, url: str | None) -> str | None:

@@ -1,16 +1,18 @@
-"""Addresses of gateway and planner, and how they are asked: with a session's key, or as their operator."""
+"""The gateway, asked with a session's key or as its operator, and the planner, which runs in this process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Protocol
 
+from atoll.core.roles import Role
 from atoll.dashboard.sessions import LoginSession
+from atoll.runtime.http.handlers import Answer
 from atoll.runtime.http.http_client import (
     FetchError,
     HttpResponse,
@@ -18,14 +20,12 @@ from atoll.runtime.http.http_client import (
     open_stream,
     request,
 )
+from atoll.runtime.http.http_request import Request
 from atoll.runtime.openai import ApiError
 
 ADMIN_PATH = "/atoll/v1"
 _MAX_ANSWER_BYTES = 64 * 2**20
 _QUESTION_S = 10.0
-_START_S = 20.0
-"""How long a service that was started beside may take until it listens."""
-_LOOK_S = 0.2
 _ANSWER_S = 600.0
 """Until the headers of an answer: one that is not streamed comes when it is complete."""
 
@@ -91,33 +91,27 @@ class ServiceCall:
             unix_socket=self._find_socket(),
         )
 
-    async def wait_until_there(self) -> None:
-        """Return as soon as something listens, at once where it does; FetchError if nothing ever does."""
-        try:
-            async with asyncio.timeout(_START_S):
-                while not await self._is_there():
-                    await asyncio.sleep(_LOOK_S)
-        except TimeoutError as error:
-            raise FetchError(f"it did not start within {_START_S:.0f} s, or has ended") from error
-
-    async def _is_there(self) -> bool:
-        parts = urlsplit(self.address.base)
-        usual = 443 if parts.scheme == "https" else 80
-        try:
-            if self.over_socket and self.address.socket is not None:
-                _, writer = await asyncio.open_unix_connection(self.address.socket)
-            else:
-                _, writer = await asyncio.open_connection(parts.hostname, parts.port or usual)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
     def _find_socket(self) -> Path | None:
         path = self.address.socket if self.over_socket else None
         if path is not None and not path.exists():
             raise FetchError("it has not started yet, or it has ended")
         return path
+
+
+class PlansFleets(Protocol):
+    """A planner: it answers requests of the API, and tells how fleets stand."""
+
+    async def answer(self, request: Request, role: Role, owner: str = "") -> Answer:
+        """Answer a request that somebody makes in a role; ApiError where that cannot be."""
+        ...
+
+    def listen(self) -> AsyncGenerator[bytes, None]:
+        """Yield server-sent events: how fleets stand, at once and whenever something has changed."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+        ...
 
 
 class ServiceDirectory:
@@ -126,7 +120,7 @@ class ServiceDirectory:
     def __init__(
         self,
         gateway: ServiceAddress | None = None,
-        planner: ServiceAddress | None = None,
+        planner: PlansFleets | None = None,
         find_gateway: Callable[[], ServiceAddress | None] | None = None,
     ) -> None:
         self.gateway = gateway
@@ -138,37 +132,33 @@ class ServiceDirectory:
         if self._find_gateway is not None:
             self.gateway = await asyncio.to_thread(self._find_gateway) or self.gateway
 
-    def need(self, name: str) -> ServiceAddress:
-        """Return a service, or raise ApiError where there is none."""
-        address = self.gateway if name == "gateway" else self.planner
-        if address is None:
-            raise ApiError(
-                503,
-                f"no {name} is known here",
-                kind="server_error",
-                code=f"no_{name}",
-            )
-        return address
+    def need_gateway(self) -> ServiceAddress:
+        """Return the gateway, or raise ApiError where none is known."""
+        if self.gateway is None:
+            raise _not_known("gateway")
+        return self.gateway
+
+    def need_planner(self) -> PlansFleets:
+        """Return the planner, or raise ApiError where it was left out."""
+        if self.planner is None:
+            raise _not_known("planner")
+        return self.planner
 
     def call_gateway(self, session: LoginSession) -> ServiceCall:
         """Return how the gateway's own endpoints are asked for a session."""
-        address = self.need("gateway")
+        address = self.need_gateway()
         if session.kind == "key":
             if address.url is None:
                 raise _no_way("the gateway's address is not known, only its socket")
             return ServiceCall(address, session.key, over_socket=False)
         return own(address, session)
 
-    def call_planner(self, session: LoginSession) -> ServiceCall:
-        """Return how the planner is asked for a session."""
-        return own(self.need("planner"), session)
-
 
 def own(address: ServiceAddress, session: LoginSession | None = None) -> ServiceCall:
     """Return how a service is asked by its owner, with no more rights than a session has."""
     if not address.is_owned:
         raise _no_way("this needs a login by key: the dashboard has no rights of its own here")
-    headers = {}
+    headers: dict[str, str] = {}
     if session is not None and session.role != "admin":
         headers["x-atoll-role"] = session.role
         if session.owner:
@@ -185,21 +175,23 @@ def at_public_port(address: ServiceAddress, key: str | None) -> ServiceCall:
     return ServiceCall(replace(address, socket=None, token=None), key, over_socket=False)
 
 
-def unreachable(name: str, error: FetchError) -> ApiError:
-    """Return what a page is told of a service that does not answer."""
-    return ApiError(
-        502, f"the {name} does not answer: {error}", kind="server_error", code=f"{name}_down"
-    )
-
-
 @contextlib.asynccontextmanager
-async def reaching(name: str) -> AsyncIterator[None]:
-    """Have what goes wrong on the way to a service be told as an answer of ours."""
+async def reaching_gateway() -> AsyncIterator[None]:
+    """Have what goes wrong on the way to the gateway be told as an answer of ours."""
     try:
         yield
     except FetchError as error:
-        raise unreachable(name, error) from error
+        raise ApiError(
+            502,
+            f"the gateway does not answer: {error}",
+            kind="server_error",
+            code="gateway_down",
+        ) from error
 
 
 def _no_way(message: str) -> ApiError:
     return ApiError(403, message, kind="permission_error", code="key_needed")
+
+
+def _not_known(name: str) -> ApiError:
+    return ApiError(503, f"no {name} is known here", kind="server_error", code=f"no_{name}")

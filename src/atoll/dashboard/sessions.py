@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from atoll.core.bucket import TokenBucket
+from atoll.core.roles import Role
 from atoll.runtime.openai import ApiError
 
 IDLE_S = 12 * 3600.0
 ABSOLUTE_S = 7 * 24 * 3600.0
 Kind = Literal["key", "link", "header"]
 """How somebody logged in."""
-ROLES = ("viewer", "member", "operator", "admin")
-"""The least first."""
 _MAX = 10_000
 _MAX_OF_ONE = 100
 """Sessions of one person: nobody pushes others out by logging in again and again."""
@@ -48,7 +47,7 @@ class LoginSession:
 
     kind: Kind
     name: str
-    role: str
+    role: Role
     owner: str | None = None
     key: str | None = field(default=None, repr=False)
     """The API key that was shown; nobody but the gateway is told."""

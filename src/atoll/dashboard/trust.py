@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from atoll.core.errors import InputError
-from atoll.dashboard.sessions import ROLES
+from atoll.core.roles import ROLES, Role
 from atoll.runtime.http.http_server import Request
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -24,7 +24,7 @@ class Visitor:
     """Who somebody is by the proxy's word."""
 
     owner: str
-    role: str
+    role: Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,8 @@ class ProxyTrust:
     proxies: tuple[_Network, ...] = ()
     header: str | None = None
     role_header: str | None = None
-    roles: Mapping[str, str] = field(default_factory=dict)
-    default_role: str = "viewer"
-
-    def __post_init__(self) -> None:
-        for role in (*self.roles.values(), self.default_role):
-            if role not in ROLES:
-                raise InputError(f"{role!r} is no role", hint=f"one of {', '.join(ROLES)}")
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    default_role: Role = "viewer"
 
     @property
     def headers(self) -> frozenset[bytes]:
@@ -88,7 +83,7 @@ class ProxyTrust:
             return None
         return Visitor(owner, self._role(request))
 
-    def _role(self, request: Request) -> str:
+    def _role(self, request: Request) -> Role:
         if self.role_header is None:
             return self.default_role
         said = request.headers.get(self.role_header.lower().encode("latin-1"), b"").decode(

@@ -1,13 +1,13 @@
-"""The planner: a small service that answers what pages and programs ask about plans (docs/reference/http.md).
+"""The planner: answers in the console's process what is asked about plans (docs/reference/http.md).
 
-Begin with `planner_server`: it finds the `PlannerRoute` of a request by method and path, and refuses whoever
-may not ask. The endpoint gets the `PlanningService` (fleets, jobs, plans) and the `PlannerRequest`, both in
+Begin with `planner_api`: it finds the `PlannerRoute` of a request by method and path, and refuses whoever
+may not ask. The handler gets the `PlanningService` (fleets, jobs, plans) and the `PlannerRequest`, both in
 `planner_service`. Whatever takes time is a job: a plain function in a worker process, whose progress and
 result are server-sent events.
 
-    fleet_pages, plan_pages, question_pages  the endpoints
+    *_pages                                  the handlers, with the types of what they take and give
     fleets, plans, source, answers           fleets and plans that it knows, uploads, answers kept
-    whatif, change, dials                    what-if questions: the change asked for, and what it costs
+    questions, whatif, change, dials         what-if questions: the change asked for, what it costs
     plan_simulation, trace_store             a plan under a trace, and the traces there are
     plan_drawing                             a plan as data to draw
     jobs, worker                             worker processes and their queue

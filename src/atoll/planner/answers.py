@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
 from atoll.planner.jobs import JobMessage, JobRunner
-from atoll.planner.worker import Job, Said, name_of
+from atoll.planner.worker import NamedJob, Said, name_of
 
 _T = TypeVar("_T")
 
@@ -82,7 +82,7 @@ class AnsweringRunner(JobRunner):
         self._runner, self._answers, self._key = runner, answers, key
         self._on_result = on_result
 
-    async def messages(self, job: Job, arguments: Said) -> AsyncGenerator[JobMessage, None]:
+    async def messages(self, job: NamedJob, arguments: Said) -> AsyncGenerator[JobMessage, None]:
         """Run a job; see `JobRunner.messages`."""
         known = self._answers.find(self._key)
         if known is not None:
@@ -96,7 +96,7 @@ class AnsweringRunner(JobRunner):
                 yield message
 
 
-def key_of(job: Job, arguments: Said, stat: Callable[[str], os.stat_result] = os.stat) -> str:
+def key_of(job: NamedJob, arguments: Said, stat: Callable[[str], os.stat_result] = os.stat) -> str:
     """Return what tells one question from another: what is asked, and the state of files it is about."""
     marks: list[object] = [name_of(job), arguments]
     for path in (arguments.get("place", {}).get("path"), arguments.get("trace_path")):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypedDict
 
+import msgspec
 from pydantic import Field
 
 from atoll.control.operation.fleet_file import FileChangedError, FleetFile, name_version
@@ -25,11 +26,13 @@ from atoll.planner.planner_service import (
     json_response,
 )
 from atoll.planner.source import is_problem_text, refuse_other_files
+from atoll.runtime.http.api_route import JSON
 from atoll.runtime.http.handlers import Answer, Response
 from atoll.runtime.local.weights import STAND_IN_MODEL
 from atoll.runtime.openai import ApiError
 
-_PATH = "/atoll/v1/fleets/{name}/file"
+_PATH = "fleets/{name}/file"
+_YAML = "application/yaml"
 
 
 class NewFile(Frozen):
@@ -39,16 +42,50 @@ class NewFile(Frozen):
     version: Annotated[str, Field(min_length=1, max_length=64)]
 
 
+class FileQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which version of a file is meant, and whether it is for download."""
+
+    version: str | None = None
+    format: Literal["json", "yaml"] = "json"
+
+
+class EarlierFile(TypedDict):
+    """A version that was replaced, at a Unix time."""
+
+    version: str
+    replaced_s: float | None
+
+
+class ShownFile(TypedDict):
+    """The file of a fleet with its services, and whether it can be changed here."""
+
+    fleet: str
+    file: str
+    version: str
+    services: dict[str, Any] | None
+    can_change: bool
+    earlier: list[EarlierFile]
+
+
+class ReplacedFile(TypedDict):
+    """What was changed in a file, in words, and the version that it has now."""
+
+    fleet: str
+    version: str
+    changed: str
+
+
 async def show_file(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with the file of a fleet, or an earlier version of it."""
     entry = await asyncio.to_thread(planner.shelf.find, request.names["name"])
-    said = await asyncio.to_thread(_describe, entry, request.query.get("version"))
-    if request.query.get("format") == "yaml":
+    query = request.read(FileQuery)
+    said = await asyncio.to_thread(_describe, entry, query.version)
+    if query.format == "yaml":
         ending = ".json" if entry.source.suffix.lower() == ".json" else ".yaml"
         name = "".join(c if c.isalnum() or c in "._-" else "-" for c in entry.name)
         attached = f'attachment; filename="{name.removesuffix(ending)}{ending}"'
         headers = (("cache-control", "no-store"), ("content-disposition", attached))
-        return Response(said["file"].encode(), 200, "application/yaml", headers)
+        return Response(said["file"].encode(), 200, _YAML, headers)
     return json_response(said)
 
 
@@ -59,7 +96,7 @@ async def put_file(planner: PlanningService, request: PlannerRequest) -> Answer:
     return json_response(await asyncio.to_thread(_replace, entry, asked, _who(request)))
 
 
-def _describe(entry: FleetEntry, version: str | None) -> dict[str, Any]:
+def _describe(entry: FleetEntry, version: str | None) -> ShownFile:
     kept = (
         None if entry.home is None or entry.record is None else FleetFile(entry.home, entry.record)
     )
@@ -73,17 +110,17 @@ def _describe(entry: FleetEntry, version: str | None) -> dict[str, Any]:
     if not is_problem_text(entry.source, text):
         data = parse_yaml(text, path=entry.source).data
     services = data.get(services_key(data)) if isinstance(data, dict) else None
-    return {
-        "fleet": entry.name,
-        "file": text,
-        "version": name_version(text),
-        "services": services if isinstance(services, dict) else None,
-        "can_change": entry.record is not None and data is not None,
-        "earlier": [{"version": v.name, "replaced_s": v.replaced_s} for v in earlier],
-    }
+    return ShownFile(
+        fleet=entry.name,
+        file=text,
+        version=name_version(text),
+        services=services if isinstance(services, dict) else None,
+        can_change=entry.record is not None and data is not None,
+        earlier=[EarlierFile(version=v.name, replaced_s=v.replaced_s) for v in earlier],
+    )
 
 
-def _replace(entry: FleetEntry, asked: NewFile, who: str) -> dict[str, Any]:
+def _replace(entry: FleetEntry, asked: NewFile, who: str) -> ReplacedFile:
     home, record = _need_operated(entry)
     file = FleetFile(home, record)
     before, _ = file.read()
@@ -96,7 +133,7 @@ def _replace(entry: FleetEntry, asked: NewFile, who: str) -> dict[str, Any]:
         raise ApiError(409, str(error), code="changed") from error
     if asked.file != before:
         home.write_down("note", f"{who} has replaced the fleet file: {difference}")
-    return {"fleet": entry.name, "version": version, "changed": difference}
+    return ReplacedFile(fleet=entry.name, version=version, changed=difference)
 
 
 def _check(file: FleetFile, text: str, before: str, record: FleetRecord) -> str:
@@ -140,18 +177,20 @@ def _need_operated(entry: FleetEntry) -> tuple[FleetHome, FleetRecord]:
 
 
 def _who(request: PlannerRequest) -> str:
-    """Return who asks, for the history: a name that the dashboard passes on, else the role."""
-    owner = request.headers.get(b"x-atoll-owner", b"").decode("utf-8", "replace")
-    return " ".join(owner.split())[:120] or f"an {request.role}"
+    """Return who asks, for the history: the name of who is logged in, else the role."""
+    return " ".join(request.owner.split())[:120] or f"an {request.role}"
 
 
 ROUTES = (
     PlannerRoute(
         *("GET", _PATH, "viewer", show_file, "The file of a fleet, and its earlier versions"),
-        query=("version", "format"),
+        gives=ShownFile,
+        query=FileQuery,
+        makes=(JSON, _YAML),
     ),
     PlannerRoute(
         *("PUT", _PATH, "operator", put_file, "Replace the file of an operated fleet"),
         takes=NewFile,
+        gives=ReplacedFile,
     ),
 )

@@ -11,10 +11,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict
 
 from atoll.control.operation.fleet_home import (
     MAX_PLAN_BYTES,
@@ -22,7 +22,7 @@ from atoll.control.operation.fleet_home import (
     FleetRecord,
     list_homes,
 )
-from atoll.control.operation.fleet_status import FleetStatus, look_at_fleet
+from atoll.control.operation.fleet_status import FleetStatus, InstanceRow, look_at_fleet
 from atoll.core.errors import AtollError, UnknownNameError
 from atoll.core.files import read_text_limited
 from atoll.plan.files.examples import describe_example, list_examples
@@ -36,6 +36,48 @@ _NO_FILE = "the fleet file of a plan that was served without one"
 _PATIENCE_S = 2.0
 """How long a new look is waited for where there is an older one."""
 
+Kind = Literal["operated", "served", "file", "example"]
+
+
+class ListedFleet(TypedDict, total=False):
+    """A fleet as it is listed; what it has of these depends on its kind."""
+
+    name: Required[str]
+    kind: Required[Kind]
+    title: str
+    up: bool
+    url: str | None
+    since_s: float
+    controller: str | None
+    usd_per_hour: float | None
+    errors: list[str]
+    version: str
+    """Another one when plan, next change, history or instances are others."""
+
+
+class FleetList(TypedDict):
+    """All fleets; `plans` rises when more is known of plans."""
+
+    fleets: list[ListedFleet]
+    plans: int
+
+
+class ServedFleet(TypedDict):
+    """A plan that `atoll serve` serves here; `live` has what its gateway and instances say of themselves."""
+
+    fleet: FleetState
+    live: dict[str, Any]
+
+
+class ShownFleet(ListedFleet):
+    """A fleet as it is shown alone: as one that is operated, and as it is served here."""
+
+    instances: tuple[InstanceRow, ...]
+    stand_ins: tuple[str, ...]
+    status: FleetStatus | None
+    served: list[ServedFleet]
+
+
 Look = Callable[[FleetHome, FleetRecord, float], FleetStatus]
 
 
@@ -48,7 +90,7 @@ class FleetEntry:
     """
 
     name: str
-    kind: Literal["operated", "served", "file", "example"]
+    kind: Kind
     source: Path
     title: str | None = None
     home: FleetHome | None = None
@@ -104,11 +146,19 @@ class FleetShelf:
             raise UnknownNameError("fleet", name, known)
         return known[name]
 
-    async def describe(self) -> dict[str, Any]:
+    async def describe(self) -> list[ListedFleet]:
         """Return all fleets as they are listed, with how operated ones stand."""
         entries = await asyncio.to_thread(self.entries)
         seen = await self.look()
-        return {"fleets": [describe_fleet(entry, seen.get(entry.name)) for entry in entries]}
+        return [describe_fleet(entry, seen.get(entry.name)) for entry in entries]
+
+    async def look_at(self, entry: FleetEntry) -> FleetSight | None:
+        """Return how one fleet stands, for whoever waits for it alone; None of one that is not operated."""
+        if entry.record is None:
+            return None
+        if asyncio.get_running_loop().time() - self._seen_s < _FRESH_S and entry.name in self._seen:
+            return self._seen[entry.name]
+        return await asyncio.to_thread(self._see, entry)
 
     async def look(self) -> dict[str, FleetSight]:
         """Return how operated fleets stand, a few seconds old at most unless machines take longer."""
@@ -139,35 +189,45 @@ class FleetShelf:
             return FleetSight(None, "cannot be looked at: see the log of the planner")
 
 
-def describe_fleet(entry: FleetEntry, sight: FleetSight | None) -> dict[str, Any]:
+def describe_fleet(entry: FleetEntry, sight: FleetSight | None) -> ListedFleet:
     """Return a fleet as it is listed."""
-    said: dict[str, Any] = {"name": entry.name, "kind": entry.kind}
+    said = ListedFleet(name=entry.name, kind=entry.kind)
     if entry.served is not None:
-        said |= {"up": True, "url": entry.served.url, "since_s": entry.served.started_s}
+        served = entry.served
+        said.update({"up": True, "url": served.url, "since_s": served.started_s})
+    if entry.title is not None:
+        said["title"] = entry.title
     if entry.record is None:
-        return said if entry.title is None else said | {"title": entry.title}
+        return said
     record = entry.record
     status = None if sight is None else sight.status
     errors = () if sight is None else (sight.error,) if status is None else status.errors
-    return said | {
-        "up": record.up,
-        "controller": None if status is None else status.controller,
-        "url": None if record.entrance is None else record.entrance.url,
-        "since_s": record.since_s,
-        "usd_per_hour": None if status is None else status.usd_per_hour,
-        "errors": [error for error in errors if error],
-        "version": _version(entry, status),
-    }
-
-
-def describe_status(entry: FleetEntry, sight: FleetSight | None) -> dict[str, Any]:
-    """Return a fleet with its instances, as it is shown alone."""
-    said = describe_fleet(entry, sight)
-    status = None if sight is None else sight.status
-    instances = () if status is None else status.instances
-    said["instances"] = [asdict(row) | {"hosts": list(row.hosts)} for row in instances]
-    said["stand_ins"] = [] if status is None else list(status.stand_ins)
+    said.update(
+        {
+            "up": record.up,
+            "controller": None if status is None else status.controller,
+            "url": None if record.entrance is None else record.entrance.url,
+            "since_s": record.since_s,
+            "usd_per_hour": None if status is None else status.usd_per_hour,
+            "errors": [error for error in errors if error],
+            "version": _version(entry, status),
+        }
+    )
     return said
+
+
+def describe_status(
+    entry: FleetEntry, sight: FleetSight | None, served: list[ServedFleet]
+) -> ShownFleet:
+    """Return a fleet as it is shown alone."""
+    status = None if sight is None else sight.status
+    return ShownFleet(
+        **describe_fleet(entry, sight),
+        instances=() if status is None else status.instances,
+        stand_ins=() if status is None else status.stand_ins,
+        status=status,
+        served=served,
+    )
 
 
 def _version(entry: FleetEntry, status: FleetStatus | None) -> str:

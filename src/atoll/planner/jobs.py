@@ -14,14 +14,12 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
-from atoll.planner.worker import Event, Job, Said, name_of
+from atoll.planner.worker import Event, NamedJob, Said, name_of
 from atoll.runtime.http.handlers import EventStream
 from atoll.runtime.openai import ApiError
 
 _MAX_LINE_BYTES = 256 * 2**20
 _MAX_WAITING = 16
-_BEAT_S = 2.0
-"""After so long with nothing to say a comment is sent: whether the asker has left shows only then."""
 WARM = ("atoll.planner.whatif", "atoll.planner.plan_simulation")
 
 
@@ -59,7 +57,7 @@ class JobRunner:
         if not self._idle and not self._busy:
             self._idle.append(await self._start())
 
-    async def messages(self, job: Job, arguments: Said) -> AsyncGenerator[JobMessage, None]:
+    async def messages(self, job: NamedJob, arguments: Said) -> AsyncGenerator[JobMessage, None]:
         """Run a job; yield what is said of it, its result or error last."""
         if self._waiting >= _MAX_WAITING:
             raise ApiError(
@@ -93,7 +91,7 @@ class JobRunner:
         finally:
             self._gate.release()
 
-    async def run(self, job: Job, arguments: Said) -> Said:
+    async def run(self, job: NamedJob, arguments: Said) -> Said:
         """Run a job to its end; return its result, or raise ApiError."""
         async with contextlib.aclosing(self.messages(job, arguments)) as messages:
             async for message in messages:
@@ -128,7 +126,7 @@ class JobRunner:
         )
 
     async def _ask(
-        self, worker: Process, job: Job, arguments: Said
+        self, worker: Process, job: NamedJob, arguments: Said
     ) -> AsyncGenerator[JobMessage, None]:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -157,7 +155,7 @@ class JobRunner:
         yield _failure(500, "the process that worked on it has ended: ask for less", None)
 
 
-def stream_job(runner: JobRunner, job: Job, arguments: Said) -> EventStream:
+def stream_job(runner: JobRunner, job: NamedJob, arguments: Said) -> EventStream:
     """Return an answer of events: `progress` now and then, at last `result` or `error`."""
     return EventStream(_events(runner, job, arguments), (("cache-control", "no-store"),))
 
@@ -179,29 +177,13 @@ def to_api_error(said: Said) -> ApiError:
     )
 
 
-async def _events(runner: JobRunner, job: Job, arguments: Said) -> AsyncGenerator[bytes, None]:
+async def _events(runner: JobRunner, job: NamedJob, arguments: Said) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(runner.messages(job, arguments)) as messages:
-        waiting = asyncio.ensure_future(anext(messages))
-        try:
-            while True:
-                # Unlike `wait_for`, this does not cancel what it waits for.
-                await asyncio.wait({waiting}, timeout=_BEAT_S)
-                if not waiting.done():
-                    yield b": \n\n"
-                    continue
-                message = waiting.result()
-                if message.event == "error":
-                    yield write_event("error", json.loads(to_api_error(message.said).body()))
-                else:
-                    yield write_event(message.event, message.said)
-                if message.event != "progress":
-                    return
-                waiting = asyncio.ensure_future(anext(messages))
-        finally:
-            if not waiting.done():
-                waiting.cancel()
-                with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
-                    await waiting
+        async for message in messages:
+            if message.event == "error":
+                yield write_event("error", json.loads(to_api_error(message.said).body()))
+            else:
+                yield write_event(message.event, message.said)
 
 
 def _failure(status: int, text: str, code: str | None) -> JobMessage:

@@ -7,6 +7,9 @@ import json
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
+from typing import Annotated, TypedDict
+
+import msgspec
 
 from atoll.control.operation import instance_logs
 from atoll.control.operation.instance_logs import FleetLogs, ReadLines, find_new, read_tail
@@ -18,28 +21,49 @@ from atoll.planner.planner_service import (
     PlanningService,
     json_response,
 )
+from atoll.runtime.http.api_route import EVENTS, JSON
 from atoll.runtime.http.handlers import Answer, EventStream
 from atoll.runtime.openai import ApiError
 
-_LINES = 200
-_MAX_LINES = 10_000
+_MAX_LINES = 100_000
 _FOLLOWED = 1000
 """Lines that are looked at for what is new; more than an instance says between two looks."""
 _EVERY_S = 1.0
-_BEAT_TURNS = 15
 _GATEWAY_LOG = "gateway.log"
+
+
+class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many of the last lines are meant, and whether those to come are told, too."""
+
+    lines: Annotated[int, msgspec.Meta(ge=1, le=_MAX_LINES)] = 200
+    follow: bool = False
+
+
+class LogList(TypedDict):
+    """Processes whose lines can be read, and why those of others cannot."""
+
+    logs: list[str]
+    errors: list[str]
+
+
+class LastLines(TypedDict):
+    """The last lines of a process."""
+
+    instance: str
+    text: str
 
 
 async def show_logs(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with what can be read of a fleet."""
     logs = await _find(planner, request)
-    return json_response({"logs": sorted(logs.readers), "errors": list(logs.errors)})
+    return json_response(LogList(logs=sorted(logs.readers), errors=list(logs.errors)))
 
 
 async def show_log(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with the last lines of a process; with `follow=1` also with those to come."""
     name = request.names["instance"]
-    lines = request.number("lines", _LINES, min_value=1, max_value=_MAX_LINES)
+    query = request.read(LogQuery)
+    lines = query.lines
     logs = await _find(planner, request)
     # The beginning of a name will do, if only one begins so.
     fitting = [each for each in logs.readers if each.startswith(name)]
@@ -50,10 +74,10 @@ async def show_log(planner: PlanningService, request: PlannerRequest) -> Answer:
                 404, f"{name} is not to be found, and {logs.errors[0]}", code="not_found"
             )
         raise UnknownNameError("log", name, logs.readers)
-    if request.query.get("follow") == "1":
+    if query.follow:
         return EventStream(_follow(read, lines), (("cache-control", "no-store"),))
     text = await asyncio.to_thread(read, lines)
-    return json_response({"instance": name, "text": text})
+    return json_response(LastLines(instance=name, text=text))
 
 
 async def _follow(read: ReadLines, lines: int) -> AsyncGenerator[bytes, None]:
@@ -61,7 +85,6 @@ async def _follow(read: ReadLines, lines: int) -> AsyncGenerator[bytes, None]:
     yield b": \n\n"
     seen = (await asyncio.to_thread(read, max(lines, _FOLLOWED))).splitlines()
     yield _event(seen[-lines:])
-    silent = 0
     while True:
         await asyncio.sleep(_EVERY_S)
         try:
@@ -70,11 +93,9 @@ async def _follow(read: ReadLines, lines: int) -> AsyncGenerator[bytes, None]:
             yield b"event: error\ndata: %b\n\n" % json.dumps({"message": str(error)}).encode()
             return
         fresh = find_new(seen, now)
-        seen, silent = now, 0 if fresh else silent + 1
+        seen = now
         if fresh:
             yield _event(fresh)
-        elif silent % _BEAT_TURNS == 0:
-            yield b": \n\n"
 
 
 def _event(lines: list[str]) -> bytes:
@@ -104,12 +125,15 @@ def list_logs(entry: FleetEntry) -> FleetLogs:
 ROUTES = (
     # What engines write may have words of requests in it.
     PlannerRoute(
-        *("GET", "/atoll/v1/fleets/{name}/logs", "operator", show_logs), "Whose lines can be read"
+        *("GET", "fleets/{name}/logs", "operator", show_logs),
+        "Whose lines can be read",
+        gives=LogList,
     ),
     PlannerRoute(
-        *("GET", "/atoll/v1/fleets/{name}/logs/{instance}", "operator", show_log),
+        *("GET", "fleets/{name}/logs/{instance}", "operator", show_log),
         "The last lines of an instance, or of `gateway` or `hub`, and with `follow` those to come",
-        query=("lines", "follow"),
-        makes=("application/json", "text/event-stream"),
+        gives=LastLines,
+        query=LogQuery,
+        makes=(JSON, EVENTS),
     ),
 )

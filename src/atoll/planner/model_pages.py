@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from pydantic import Field
 
@@ -37,10 +37,37 @@ class ModelAsk(Frozen):
     source: Annotated[str, Field(min_length=1, max_length=1024)]
 
 
+class DescribedModel(TypedDict):
+    """A model; sizes in parameters, bytes and tokens."""
+
+    name: str
+    hf_id: str | None
+    params: int | None
+    active_params: int | None
+    weight_bytes: float | None
+    context: int | None
+    kinds: list[str]
+    is_text: bool
+    precisions: list[str]
+    has_weights: bool
+
+
+class CatalogModels(TypedDict):
+    """The models of the catalog."""
+
+    models: list[DescribedModel]
+
+
+class FoundModel(DescribedModel):
+    """A model, and what a fleet file must say of it under `catalog.models`; null where nothing."""
+
+    entry: dict[str, Any] | None
+
+
 async def show_models(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with the models of the catalog."""
     del planner, request
-    return json_response({"models": await asyncio.to_thread(_list_models)})
+    return json_response(CatalogModels(models=await asyncio.to_thread(_list_models)))
 
 
 async def find_model(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -50,23 +77,25 @@ async def find_model(planner: PlanningService, request: PlannerRequest) -> Answe
     return json_response(await asyncio.to_thread(_find_model, ask.source.strip()))
 
 
-def _list_models() -> list[dict[str, Any]]:
+def _list_models() -> list[DescribedModel]:
     return [_describe(model) for model in load_catalog(()).models.values()]
 
 
-def _find_model(source: str) -> dict[str, Any]:
+def _find_model(source: str) -> FoundModel:
     catalog = load_catalog(())
     name = source.removeprefix("hf://")
     try:
-        return _describe(catalog.model(name)) | {"entry": None}
+        return FoundModel(**_describe(catalog.model(name)), entry=None)
     except UnknownNameError:
         if not source.startswith("/") and not _HUB_NAME.fullmatch(name):
             raise
     config = _read_folder(source) if source.startswith("/") else _read_hub(name)
     called = _name(name, catalog)
     model = model_from_config(config, called)
-    entry = {"hf_config": dict(config), "hf_id": name.rstrip("/")}
-    return _describe(model) | {"hf_id": entry["hf_id"], "has_weights": True, "entry": entry}
+    hf_id = name.rstrip("/")
+    found = FoundModel(**_describe(model), entry={"hf_config": dict(config), "hf_id": hf_id})
+    found["hf_id"], found["has_weights"] = hf_id, True
+    return found
 
 
 def _name(source: str, catalog: Catalog) -> str:
@@ -113,27 +142,31 @@ def _check(found: object) -> Mapping[str, Any]:
     return found
 
 
-def _describe(model: ModelSpec) -> dict[str, Any]:
+def _describe(model: ModelSpec) -> DescribedModel:
     kinds = sorted({str(component.kind) for component in model.graph.components})
-    return {
-        "name": model.name,
-        "hf_id": model.hf_id,
-        "params": model.total_params,
-        "active_params": model.active_params,
-        "weight_bytes": model.weight_bytes,
-        "context": model.llm.max_context if model.has_llm else None,
-        "kinds": kinds,
-        "is_text": kinds == ["llm"],
-        "precisions": sorted(model.checkpoints),
-        "has_weights": model.checkpoint is not None,
-    }
+    return DescribedModel(
+        name=model.name,
+        hf_id=model.hf_id,
+        params=model.total_params,
+        active_params=model.active_params,
+        weight_bytes=model.weight_bytes,
+        context=model.llm.max_context if model.has_llm else None,
+        kinds=kinds,
+        is_text=kinds == ["llm"],
+        precisions=sorted(model.checkpoints),
+        has_weights=model.checkpoint is not None,
+    )
 
 
 ROUTES = (
-    PlannerRoute("GET", "/atoll/v1/catalog/models", "viewer", show_models, "Models of the catalog"),
     PlannerRoute(
-        *("POST", "/atoll/v1/catalog/models", "operator", find_model),
+        *("GET", "catalog/models", "viewer", show_models, "Models of the catalog"),
+        gives=CatalogModels,
+    ),
+    PlannerRoute(
+        *("POST", "catalog/models", "operator", find_model),
         "A model of the catalog, of the Hugging Face hub or in a folder",
         takes=ModelAsk,
+        gives=FoundModel,
     ),
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
+import msgspec
 from pydantic import Field, StrictBool, StrictStr
 
 from atoll.control.operation.approval import NextChange
+from atoll.control.operation.fleet_history import HistoryEvent
 from atoll.control.operation.fleet_home import FleetHome, is_dead
 from atoll.core.frozen import Frozen
 from atoll.planner.fleets import FleetEntry
@@ -18,11 +20,11 @@ from atoll.planner.planner_service import (
     PlanningService,
     json_response,
 )
+from atoll.planner.plans import DrawnPlan
 from atoll.runtime.http.handlers import Answer
 from atoll.runtime.openai import ApiError
 
-_MAX_EVENTS = 10_000
-_FLEET = "/atoll/v1/fleets/{name}"
+_FLEET = "fleets/{name}"
 
 
 class NextAnswer(Frozen):
@@ -32,6 +34,25 @@ class NextAnswer(Frozen):
     approve: StrictBool
 
 
+class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many of the last events are meant, and of which instance."""
+
+    last: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 200
+    instance: str | None = None
+
+
+class HistoryEvents(TypedDict):
+    """What was decided about a fleet and why, the newest last."""
+
+    events: list[HistoryEvent]
+
+
+class ShownNext(TypedDict):
+    """The change that comes next; null where everything stays."""
+
+    next: dict[str, Any] | None
+
+
 async def show_plan(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with the plan in force, to be drawn."""
     return json_response(await planner.plans.show(await _find(planner, request)))
@@ -39,19 +60,20 @@ async def show_plan(planner: PlanningService, request: PlannerRequest) -> Answer
 
 async def show_history(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with what was decided and why, the newest last."""
-    last = request.number("last", 200, min_value=1, max_value=_MAX_EVENTS)
+    query = request.read(HistoryQuery)
     entry = await _find(planner, request)
     if entry.home is None:
-        return json_response({"events": []})
-    events = await asyncio.to_thread(entry.home.history.read, last=last)
-    return json_response({"events": [event.model_dump(mode="json") for event in events]})
+        return json_response(HistoryEvents(events=[]))
+    read = entry.home.history.read
+    events = await asyncio.to_thread(read, instance=query.instance, last=query.last)
+    return json_response(HistoryEvents(events=list(events)))
 
 
 async def show_next(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with the change that comes next."""
     entry = await _find(planner, request)
     found = None if entry.home is None else await asyncio.to_thread(_read_next, entry.home)
-    return json_response({"next": describe_next(found)})
+    return json_response(ShownNext(next=describe_next(found)))
 
 
 async def answer_next(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -69,7 +91,7 @@ async def answer_next(planner: PlanningService, request: PlannerRequest) -> Answ
         raise _conflict("it is being applied already", "applying")
     board = entry.home.board
     await asyncio.to_thread(board.answer, asked.id, approve=asked.approve, now_s=time.time())
-    return json_response({"next": describe_next(found)}, 202)
+    return json_response(ShownNext(next=describe_next(found)), 202)
 
 
 def describe_next(change: NextChange | None) -> dict[str, Any] | None:
@@ -94,14 +116,22 @@ def _conflict(text: str, code: str) -> ApiError:
 
 
 ROUTES = (
-    PlannerRoute("GET", f"{_FLEET}/plan", "viewer", show_plan, "The plan in force"),
+    PlannerRoute(
+        *("GET", f"{_FLEET}/plan", "viewer", show_plan, "The plan in force"), gives=DrawnPlan
+    ),
     PlannerRoute(
         *("GET", f"{_FLEET}/history", "viewer", show_history, "What was decided and why"),
-        query=("last",),
+        gives=HistoryEvents,
+        query=HistoryQuery,
     ),
-    PlannerRoute("GET", f"{_FLEET}/next", "viewer", show_next, "The change that comes next"),
+    PlannerRoute(
+        *("GET", f"{_FLEET}/next", "viewer", show_next, "The change that comes next"),
+        gives=ShownNext,
+    ),
     PlannerRoute(
         *("POST", f"{_FLEET}/next", "operator", answer_next, "Approve or refuse that change"),
         takes=NextAnswer,
+        gives=ShownNext,
+        status=202,
     ),
 )

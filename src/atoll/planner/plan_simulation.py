@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from atoll.api.fleet_plan import FleetPlan
 from atoll.api.fleet_report import FleetReport, FleetTaskReport
 from atoll.core.errors import UsageError
 from atoll.plan.problem import Problem
-from atoll.planner.whatif import AskedFleet, FleetAsk, PlannedFleet
+from atoll.planner.questions import AskedFleet, SimulateAsk
+from atoll.planner.whatif import PlannedFleet
 from atoll.planner.worker import Report, Said
 from atoll.prove.quick_plan import plan_quickly
 from atoll.report.promises import describe_groups
@@ -28,19 +28,6 @@ MAX_REQUESTS = 200_000
 _SIZING_S = 120.0
 """For how long plans are simulated that are made here first."""
 _MAX_POINTS = 200
-
-
-class SimulateAsk(FleetAsk):
-    """A fleet's plan to simulate under a trace, `speed` times as fast, for `duration_s` seconds of it.
-
-    Without a trace it is the fleet's own demand. With `service` all requests are for that one.
-    """
-
-    trace: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    service: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    speed: Annotated[float, Field(strict=True, ge=0.001, le=1000)] = 1.0
-    duration_s: Annotated[float, Field(strict=True, ge=1, le=86_400)] = 600.0
-    seed: Annotated[int, Field(strict=True, ge=0, le=2**31)] = 0
 
 
 def find_simulation(arguments: Said, report: Report) -> Said:

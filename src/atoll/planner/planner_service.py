@@ -1,9 +1,9 @@
 """State of the planner, its questions, and who may ask: types that its modules share.
 
-A module with endpoints has a tuple `ROUTES`; `planner_server` puts them together. An endpoint is
+A module with endpoints has a tuple `ROUTES`; `planner_api` puts them together. An endpoint is
 
     async def show(planner: PlanningService, request: PlannerRequest) -> Answer: ...
-    ROUTES = (PlannerRoute("GET", "/atoll/v1/fleets/{name}", "viewer", show, "How it stands"),)
+    ROUTES = (PlannerRoute("GET", "fleets/{name}", "viewer", show, "How it stands", gives=Fleet),)
 
 and must not block: what reads files or asks machines goes through `asyncio.to_thread`, what
 computes is a job.
@@ -14,66 +14,48 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import logging
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
-from urllib.parse import parse_qsl, unquote
+from typing import Any, TypeVar
+
+import msgspec
 
 from atoll.core.frozen import Frozen
+from atoll.core.roles import Role
 from atoll.planner.answers import Answers
-from atoll.planner.fleets import FleetShelf
+from atoll.planner.fleets import FleetList, FleetShelf
 from atoll.planner.jobs import JobRunner, write_event
 from atoll.planner.plans import PlanBook
 from atoll.planner.trace_store import TraceStore
+from atoll.runtime.http.api_route import ApiRoute, read_object, read_query
 from atoll.runtime.http.handlers import Answer, Response
-from atoll.runtime.openai import ApiError
 
-Role = Literal["viewer", "member", "operator", "admin"]
-"""Viewers look, members also ask what-if and simulate, operators also change fleets and approve plans."""
-EVENTS = "text/event-stream"
-_RANK = {role: rank for rank, role in enumerate(get_args(Role))}
+Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerRequest:
-    """A request whose route was found: `names` are the parts of its path, `role` who asks."""
+    """A request whose route was found: `names` are the parts of its path, `role` and `owner` who asks."""
 
     role: Role
+    owner: str = ""
     names: dict[str, str] = field(default_factory=dict)
-    query: dict[str, str] = field(default_factory=dict)
+    query: bytes = b""
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
 
     def object(self) -> dict[str, Any]:
         """Return the JSON object of the body; ApiError where it is none."""
-        try:
-            # JSON has no NaN and no Infinity, though Python reads them.
-            found = json.loads(self.body, parse_constant=_no_number)
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, "the body is no JSON") from error
-        if not isinstance(found, dict):
-            raise ApiError(400, "the body must be a JSON object")
-        return found
+        return read_object(self.body)
 
-    def number(self, name: str, usual: int, *, min_value: int, max_value: int) -> int:
-        """Return a whole number of the query."""
-        text = self.query.get(name, str(usual))
-        if not re.fullmatch(r"\d{1,9}", text) or not min_value <= int(text) <= max_value:
-            raise ApiError(
-                400, f"{name} must be a number from {min_value} to {max_value}", param=name
-            )
-        return int(text)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    def read(self, kind: type[Q]) -> Q:
+        """Return the query; ApiError for a field that is unknown or wrong."""
+        return read_query(kind, self.query)
 
 
 class PlanningService:
@@ -100,9 +82,9 @@ class PlanningService:
         self.answers = Answers()
         self.traces = TraceStore(self.folder / "traces")
 
-    async def list_fleets(self) -> dict[str, Any]:
+    async def list_fleets(self) -> FleetList:
         """Return all fleets as they are listed; `plans` rises when more is known of plans."""
-        return await self.shelf.describe() | {"plans": self.plans.version}
+        return FleetList(fleets=await self.shelf.describe(), plans=self.plans.version)
 
     async def close(self) -> None:
         """End its workers and remove its folder."""
@@ -116,82 +98,20 @@ class PlanningService:
 Endpoint = Callable[[PlanningService, PlannerRequest], Awaitable[Answer]]
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerRoute:
-    """A method and a path ("/atoll/v1/fleets/{name}"), the least role that may ask, and what answers.
-
-    `takes` is what its body is read as (None: it has none, or one that is no JSON), `query` the names that
-    its query may have, `makes` the content types of its answers.
-    """
-
-    method: str
-    path: str
-    role: Role
-    endpoint: Endpoint
-    summary: str
-    takes: type[Frozen] | None = None
-    query: tuple[str, ...] = ()
-    makes: tuple[str, ...] = ("application/json",)
-
-    @property
-    def segments(self) -> tuple[str, ...]:
-        """The path in its parts."""
-        return tuple(self.path.split("/"))
-
-    def match(self, segments: tuple[str, ...]) -> dict[str, str] | None:
-        """Return the named parts of a path, None where it is another path."""
-        own = self.segments
-        if len(own) != len(segments):
-            return None
-        names = {}
-        for mine, given in zip(own, segments, strict=True):
-            if mine.startswith("{"):
-                names[mine[1:-1]] = unquote(given)
-            elif mine != given:
-                return None
-        return names
-
-
-def find_route(
-    routes: Iterable[PlannerRoute], method: str, path: str, role: Role
-) -> tuple[PlannerRoute, dict[str, str]]:
-    """Return what answers a request, with the names in its path; ApiError where nothing does or may."""
-    segments = tuple(path.split("/"))
-    found = [(route, names) for route in routes if (names := route.match(segments)) is not None]
-    if not found:
-        raise ApiError(404, f"nothing is at {path[:200]}", code="not_found")
-    for route, names in found:
-        if route.method == method:
-            if _RANK[role] < _RANK[route.role]:
-                raise ApiError(
-                    403,
-                    f"{'an' if route.role[0] in 'ao' else 'a'} {route.role} may do this, not a {role}",
-                    kind="permission_error",
-                    code="role_forbids",
-                )
-            return route, names
-    allow = ", ".join(sorted({route.method for route, _ in found}))
-    raise ApiError(405, f"{method} is not for {path[:200]}", allow=allow)
-
-
-def read_role(headers: dict[bytes, bytes]) -> Role:
-    """Return the role that a request is made in: what its header lowers it to, else admin."""
-    said = headers.get(b"x-atoll-role", b"admin").decode("latin-1")
-    for role in get_args(Role):
-        if said == role:
-            return role  # type: ignore[no-any-return]
-    raise ApiError(400, "x-atoll-role is viewer, member, operator or admin", param="x-atoll-role")
-
-
-def read_query(query: bytes) -> dict[str, str]:
-    """Return the names and values of a query, the last of each name."""
-    return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=64))
+PlannerRoute = ApiRoute[Endpoint]
 
 
 def json_response(data: object, status: int = 200) -> Response:
     """Return plain data as an answer that nobody keeps."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return Response(text.encode(), status, headers=(("cache-control", "no-store"),))
+    text = msgspec.json.encode(data, enc_hook=_plain)
+    return Response(text, status, headers=(("cache-control", "no-store"),))
+
+
+def _plain(value: object) -> object:
+    """Return a model of pydantic as plain data."""
+    if isinstance(value, Frozen):
+        return value.model_dump(mode="json")
+    raise NotImplementedError(type(value))
 
 
 _PREFIX = "atoll-planner-"
@@ -238,7 +158,7 @@ EVERY_S = 3.0
 """How often somebody looks while others listen."""
 _BEAT_S = 15.0
 """After so long with nothing to say a comment is sent, so that nobody in between gives up."""
-Read = Callable[[], Awaitable[dict[str, Any]]]
+Read = Callable[[], Awaitable[FleetList]]
 """Returns all fleets as they are listed."""
 
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from atoll.api.fleet_plan import FleetPlan
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
@@ -43,6 +43,14 @@ class ShownPlan:
     plan: str | None = None
 
 
+class DrawnPlan(TypedDict):
+    """A plan to be drawn, made at a Unix time; without one, why there is none."""
+
+    plan: Drawn | None
+    made_s: float | None
+    reason: NotRequired[str]
+
+
 class PlanBook:
     """See the module. `runner` works on what nobody waits for."""
 
@@ -65,7 +73,7 @@ class PlanBook:
         shown = self._made.get(name)
         return None if shown is None else float(shown.drawn["usd_per_hour"])
 
-    async def show(self, entry: FleetEntry) -> dict[str, Any]:
+    async def show(self, entry: FleetEntry) -> DrawnPlan:
         """Return a fleet's plan to be drawn, or None and a reason."""
         if entry.served is not None:
             shown = await asyncio.to_thread(self._read_served, entry)
@@ -81,8 +89,9 @@ class PlanBook:
                 else "no plan is in force: the fleet is not up"
             )
         if shown is None:
-            return {"plan": None, "reason": reason, "made_s": None}
-        return {"plan": shown.drawn | {"binds": self._find_binds(shown)}, "made_s": shown.made_s}
+            return DrawnPlan(plan=None, reason=reason, made_s=None)
+        drawn = shown.drawn | {"binds": self._find_binds(shown)}
+        return DrawnPlan(plan=drawn, made_s=shown.made_s)
 
     async def close(self) -> None:
         """Leave what is being worked on."""

@@ -5,36 +5,53 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import TypedDict
 from urllib.parse import unquote
 
 from atoll.core.errors import UnknownNameError
 from atoll.planner.answers import AnsweringRunner, key_of
-from atoll.planner.dials import describe_dials
+from atoll.planner.dials import Dials, describe_dials
 from atoll.planner.jobs import stream_job
-from atoll.planner.plan_simulation import SimulateAsk, find_simulation
 from atoll.planner.planner_service import (
-    EVENTS,
     PlannerRequest,
     PlannerRoute,
     PlanningService,
     json_response,
 )
 from atoll.planner.plans import ShownPlan
+from atoll.planner.questions import (
+    SIMULATION,
+    WHATIF,
+    AskedFleet,
+    FleetAsk,
+    SimulateAsk,
+    WhatIfAsk,
+)
 from atoll.planner.source import read_source
-from atoll.planner.trace_store import clean_name, read_upload
-from atoll.planner.whatif import AskedFleet, FleetAsk, WhatIfAsk, find_whatif
-from atoll.planner.worker import Job, Said
+from atoll.planner.trace_store import ShownTrace, clean_name, read_upload
+from atoll.planner.worker import NamedJob, Said
+from atoll.runtime.http.api_route import EVENTS
 from atoll.runtime.http.handlers import Answer, Response
 from atoll.workload.builtin import NAMES
 
-_REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+
+class TraceList(TypedDict):
+    """Built-in and uploaded traces."""
+
+    traces: list[ShownTrace]
+
+
+class DeletedTrace(TypedDict):
+    """The trace that is gone."""
+
+    deleted: str
 
 
 async def show_dials(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with what a what-if of a fleet can turn."""
     name = request.names["name"]
 
-    def read() -> Said:
+    def read() -> Dials:
         entry = planner.shelf.find(name)
         plan = entry.read_plan()
         usd = None if plan is None else plan.usd_per_hour
@@ -59,7 +76,7 @@ async def ask_whatif(planner: PlanningService, request: PlannerRequest) -> Answe
             planner.plans.keep(ask.fleet, shown)
         return said
 
-    return _stream(planner, find_whatif, arguments, keep_plan)
+    return _stream(planner, WHATIF, arguments, keep_plan)
 
 
 async def ask_simulation(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -74,13 +91,13 @@ async def ask_simulation(planner: PlanningService, request: PlannerRequest) -> A
         "ask": ask.model_dump(mode="json"),
         "trace_path": path,
     }
-    return _stream(planner, find_simulation, arguments)
+    return _stream(planner, SIMULATION, arguments)
 
 
 async def show_traces(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with all traces."""
     del request
-    return json_response({"traces": await asyncio.to_thread(planner.traces.describe)})
+    return json_response(TraceList(traces=await asyncio.to_thread(planner.traces.describe)))
 
 
 async def take_trace(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -101,7 +118,7 @@ async def take_trace(planner: PlanningService, request: PlannerRequest) -> Answe
 async def delete_trace(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Delete a trace that was uploaded."""
     await asyncio.to_thread(planner.traces.remove, request.names["id"])
-    return json_response({"deleted": request.names["id"]})
+    return json_response(DeletedTrace(deleted=request.names["id"]))
 
 
 async def show_report(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -112,13 +129,13 @@ async def show_report(planner: PlanningService, request: PlannerRequest) -> Answ
         raise UnknownNameError(
             "report", name, (), hint="simulate again: only the last ten are kept"
         )
-    headers = (("cache-control", "no-store"), ("content-security-policy", _REPORT_POLICY))
+    headers = (("cache-control", "no-store"),)
     return Response(html.encode(), 200, "text/html; charset=utf-8", headers)
 
 
 def _stream(
     planner: PlanningService,
-    job: Job,
+    job: NamedJob,
     arguments: Said,
     on_result: Callable[[Said], Said] = lambda said: said,
 ) -> Answer:
@@ -137,26 +154,34 @@ def _place(planner: PlanningService, ask: FleetAsk) -> AskedFleet:
 
 ROUTES = (
     PlannerRoute(
-        *("GET", "/atoll/v1/fleets/{name}/dials", "viewer", show_dials),
+        *("GET", "fleets/{name}/dials", "viewer", show_dials),
         "What a what-if can turn",
+        gives=Dials,
     ),
     PlannerRoute(
-        *("POST", "/atoll/v1/whatif", "member", ask_whatif),
+        *("POST", "whatif", "member", ask_whatif),
         "A fleet as it is and as it would be: `progress`, then `result` or `error`",
         takes=WhatIfAsk,
         makes=(EVENTS,),
     ),
-    PlannerRoute("GET", "/atoll/v1/traces", "viewer", show_traces, "All traces"),
-    PlannerRoute("POST", "/atoll/v1/traces", "member", take_trace, "Upload a trace"),
-    PlannerRoute("DELETE", "/atoll/v1/traces/{id}", "member", delete_trace, "Delete a trace"),
+    PlannerRoute("GET", "traces", "viewer", show_traces, "All traces", gives=TraceList),
     PlannerRoute(
-        *("POST", "/atoll/v1/simulate", "member", ask_simulation),
+        *("POST", "traces", "member", take_trace, "Upload a trace"),
+        takes=bytes,
+        gives=ShownTrace,
+        status=201,
+    ),
+    PlannerRoute(
+        *("DELETE", "traces/{id}", "member", delete_trace, "Delete a trace"), gives=DeletedTrace
+    ),
+    PlannerRoute(
+        *("POST", "simulate", "member", ask_simulation),
         "What a trace would see of a fleet: `progress`, then `result` or `error`",
         takes=SimulateAsk,
         makes=(EVENTS,),
     ),
     PlannerRoute(
-        *("GET", "/atoll/v1/reports/{id}", "viewer", show_report, "A report as a page"),
+        *("GET", "reports/{id}", "viewer", show_report, "A report as a page"),
         makes=("text/html",),
     ),
 )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, NotRequired, TypedDict
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.planner.worker import Report, Said
@@ -35,6 +35,31 @@ _LONGEST_NAME = 100
 _PACKED = (b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PAR1")
 
 
+class TraceStats(TypedDict):
+    """What is known of a trace: requests, and tokens of prompts and answers; null where it has no end."""
+
+    requests: int | None
+    seconds: float | None
+    requests_per_s: float | None
+    input_mean: float | None
+    output_mean: float | None
+    models: list[str]
+    timeline: NotRequired[list[list[float]]]
+    """Seconds and requests per second."""
+    text: NotRequired[str]
+    bad_rows: NotRequired[int]
+    left_out: NotRequired[int]
+    problems: NotRequired[list[str]]
+
+
+class ShownTrace(TraceStats):
+    """A trace as it is listed."""
+
+    id: str
+    name: str
+    kind: Literal["builtin", "uploaded"]
+
+
 @dataclass(frozen=True, slots=True)
 class UploadedTrace:
     """A trace that was uploaded: its name is only shown, `path` has arrivals and lengths."""
@@ -44,11 +69,11 @@ class UploadedTrace:
     path: Path
     bytes: int
     uploaded_s: float
-    stats: dict[str, Any]
+    stats: TraceStats
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ShownTrace:
         """Return it as it is listed."""
-        return {"id": self.id, "name": self.name, "kind": "uploaded", **self.stats}
+        return ShownTrace(id=self.id, name=self.name, kind="uploaded", **self.stats)
 
 
 class TraceStore:
@@ -58,7 +83,7 @@ class TraceStore:
         self._folder, self._clock = folder, clock
         self._traces: dict[str, UploadedTrace] = {}
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[ShownTrace]:
         """Return all traces as they are listed: built-in ones, then uploads, the newest first."""
         self._forget_old()
         uploads = [trace.describe() for trace in reversed(self._traces.values())]
@@ -79,7 +104,7 @@ class TraceStore:
         """Return where the lengths of a trace are kept."""
         return self._folder / f"{name}.csv"
 
-    def add(self, name: str, shown: str, stats: dict[str, Any]) -> UploadedTrace:
+    def add(self, name: str, shown: str, stats: TraceStats) -> UploadedTrace:
         """Keep a trace whose lengths are at its target; the oldest go where there are too many."""
         path = self.target(name)
         trace = UploadedTrace(name, shown, path, path.stat().st_size, self._clock(), stats)
@@ -133,22 +158,22 @@ def clean_name(text: str) -> str:
     return shown[:_LONGEST_NAME] or "trace"
 
 
-def describe_builtin(name: str) -> dict[str, Any]:
+def describe_builtin(name: str) -> ShownTrace:
     """Return a built-in workload as it is listed: it has no end."""
     workload = get_builtin(name)
     mix = BUILT_IN.get(name)
-    return {
-        "id": name,
-        "name": name,
-        "kind": "builtin",
-        "requests": None,
-        "seconds": None,
-        "requests_per_s": workload.rate_per_s,
-        "input_mean": None if mix is None else mix.input_mean,
-        "output_mean": None if mix is None else mix.output_mean,
-        "models": [],
-        "text": workload.about,
-    }
+    return ShownTrace(
+        id=name,
+        name=name,
+        kind="builtin",
+        requests=None,
+        seconds=None,
+        requests_per_s=workload.rate_per_s,
+        input_mean=None if mix is None else mix.input_mean,
+        output_mean=None if mix is None else mix.output_mean,
+        models=[],
+        text=workload.about,
+    )
 
 
 def read_upload(arguments: Said, report: Report) -> Said:
@@ -165,7 +190,7 @@ def read_upload(arguments: Said, report: Report) -> Said:
         path.unlink(missing_ok=True)
 
 
-def rewrite(path: Path, target: Path, report: Report) -> dict[str, Any]:
+def rewrite(path: Path, target: Path, report: Report) -> TraceStats:
     """Write the arrivals and lengths of a trace to another file; return its statistics."""
     trace, summary = read_trace(path), Summary()
 
@@ -188,26 +213,26 @@ def rewrite(path: Path, target: Path, report: Report) -> dict[str, Any]:
         target.unlink(missing_ok=True)
         raise
     found = trace.report
-    return describe_summary(summary) | {
-        "bad_rows": found.bad,
-        "left_out": sum(found.left_out.values()),
-        # Without what stands in the rows, which may be anything.
-        "problems": [f"{reason}: {count:,} rows" for reason, count in found.reasons.items()][:5],
-    }
+    stats = describe_summary(summary)
+    stats["bad_rows"] = found.bad
+    stats["left_out"] = sum(found.left_out.values())
+    # Without what stands in the rows, which may be anything.
+    stats["problems"] = [f"{why}: {count:,} rows" for why, count in found.reasons.items()][:5]
+    return stats
 
 
-def describe_summary(summary: Summary) -> dict[str, Any]:
+def describe_summary(summary: Summary) -> TraceStats:
     """Return what is told of a trace: how much of what, and requests per second over time."""
     stats = summary.stats()
-    return {
-        "requests": stats.requests,
-        "seconds": summary.span_s,
-        "requests_per_s": stats.requests / summary.span_s if summary.span_s > 0.0 else None,
-        "input_mean": stats.input.mean,
-        "output_mean": stats.output.mean,
-        "models": sorted(name for name in stats.models if name),
-        "timeline": _timeline(summary),
-    }
+    return TraceStats(
+        requests=stats.requests,
+        seconds=summary.span_s,
+        requests_per_s=stats.requests / summary.span_s if summary.span_s > 0.0 else None,
+        input_mean=stats.input.mean,
+        output_mean=stats.output.mean,
+        models=sorted(name for name in stats.models if name),
+        timeline=_timeline(summary),
+    )
 
 
 def _timeline(summary: Summary) -> list[list[float]]:

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import Field
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from atoll.api.fleet_plan import FleetPlan
-from atoll.core.errors import InputError
-from atoll.core.frozen import Frozen
 from atoll.core.units import format_price, format_share
-from atoll.plan.plan import Plan
 from atoll.plan.plan_diff import ChangedInstance
 from atoll.plan.problem import Problem
 from atoll.plan.proof import proof_of
-from atoll.planner.change import DialChange, apply_change
-from atoll.planner.fleet_edit import MAX_LETTERS, FleetEdit
+from atoll.planner.change import apply_change
 from atoll.planner.plan_drawing import draw_plan
-from atoll.planner.source import (
-    WrittenFleet,
-    read_edited,
-    read_sent,
-    read_source,
-)
+from atoll.planner.questions import AskedFleet, WhatIfAsk
+from atoll.planner.source import read_sent
 from atoll.planner.worker import Report, Said
 from atoll.prove.headroom import Tell, short_services
 from atoll.prove.quick_plan import QuickPlan, plan_exactly, plan_quickly, simulate_demand
@@ -40,91 +31,23 @@ pool: {cloud: {regions: [aws/us-east-2], gpus: [L4, L40S], available: 4}}
 """A fleet whose plan takes the same code as any other's."""
 
 
-class FleetAsk(Frozen):
-    """Which fleet is asked about: one that the planner knows by `fleet`, or the text of a `file`."""
-
-    fleet: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    file: Annotated[str, Field(max_length=MAX_LETTERS)] | None = None
-
-    def check(self) -> None:
-        """Refuse to be asked about no fleet, or about two."""
-        if (self.fleet is None) == (self.file is None):
-            raise InputError("which fleet?", field="fleet", hint="give either 'fleet' or 'file'")
-
-
-class WhatIfAsk(FleetAsk, DialChange):
-    """Question of a what-if: a change of a fleet, and how long it is simulated, in seconds.
-
-    Plans come soon, from little work, or are those that `atoll plan` would make (`exact`), with their bound.
-
-    `edit` is made first, and only of a fleet that the planner knows by name: a file is sent as it is to be.
-    """
-
-    edit: FleetEdit | None = None
-    simulate_s: Annotated[float, Field(strict=True, ge=10, le=1800)] = 120.0
-    seed: Annotated[int, Field(strict=True, ge=0, le=2**31)] = 0
-    exact: bool = False
-
-    @property
-    def change(self) -> DialChange:
-        """The turn of dials that is asked about."""
-        return DialChange(**{name: getattr(self, name) for name in DialChange.model_fields})
-
-    def describe(self) -> str:
-        """Return what is asked about in a few words, for people."""
-        if self.edit is None:
-            return self.change.describe()
-        turned = "" if self.change.is_none else f"; {self.change.describe()}"
-        return self.edit.describe() + turned
-
-    def check(self) -> None:
-        """Refuse to be asked about no fleet, about two, or about an edit of a file that is sent."""
-        super().check()
-        if self.edit is not None and self.fleet is None:
-            raise InputError("a file is sent as it is to be", field="edit", hint="give 'fleet'")
-
-
-class AskedFleet(Frozen):
-    """Where a worker finds a fleet: the path of its file, or the text of one.
-
-    `plan` is the JSON of the plan in force, with its mixes, where there is one.
-    """
-
-    path: str | None = None
-    text: str | None = None
-    plan: str | None = None
-
-    def read(self) -> WrittenFleet:
-        """Read the fleet."""
-        return read_source(self.path) if self.path is not None else read_sent(self.text or "")
-
-    def read_edited(self, edit: FleetEdit) -> WrittenFleet:
-        """Read the fleet as it is with an edit made."""
-        assert self.path is not None
-        return read_edited(self.path, edit)
-
-    def read_plan(self, problem: Problem) -> FleetPlan | None:
-        """Read the plan in force; None where there is none, or one that serves other services."""
-        if self.plan is None:
-            return None
-        found = FleetPlan.of(Plan.from_json(self.plan), problem)
-        known = {service.name for service in found.problem.services}
-        fits = bool(found.instances) and {*found.served_services} <= known
-        return found if fits else None
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedFleet:
-    """A plan that is shown, what it keeps by service, and the share of demand that it is for."""
+    """A plan that is shown, what it keeps by service, and the share of demand that it is for.
+
+    `headroom` is what it took to keep that, where it was made soon.
+    """
 
     plan: FleetPlan
     kept: Mapping[str, float | None]
     served: float
+    headroom: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, found: QuickPlan) -> PlannedFleet:
         """Return a quick plan as one of its fleet."""
-        return cls(FleetPlan.of(found.plan, found.problem), found.kept, found.served)
+        plan = FleetPlan.of(found.plan, found.problem)
+        return cls(plan, found.kept, found.served, found.headroom)
 
 
 def prepare() -> None:
@@ -152,7 +75,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
     if changed.problem.content_hash() == source.problem.content_hash():
         then = now
     else:
-        then = _plan(changed.problem, ask, tell("then", 0.5))
+        then = _plan(changed.problem, ask, tell("then", 0.5), now.headroom)
     return {
         "now": _draw(now),
         "then": _draw(then),
@@ -165,13 +88,13 @@ def find_whatif(arguments: Said, report: Report) -> Said:
         "simulate_s": ask.simulate_s,
         "exact": ask.exact,
         "seconds": time.monotonic() - began_s,
-        "made": None if place.plan is not None else _write_made(now.plan, source.problem),
+        "made": None if place.plan is not None else _write_made(now.plan),
     }
 
 
-def _write_made(plan: FleetPlan, problem: Problem) -> dict[str, str]:
+def _write_made(plan: FleetPlan) -> dict[str, str]:
     """Return what is shown of a fleet that nobody operates: the plan that was made of it last."""
-    return {"plan": plan.to_json(), "problem": problem.to_json()}
+    return {"plan": plan.to_json(), "problem": plan.problem.to_json()}
 
 
 def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
@@ -191,10 +114,17 @@ def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Tell) -
     return _plan(problem, ask, tell)
 
 
-def _plan(problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
+def _plan(
+    problem: Problem,
+    ask: WhatIfAsk,
+    tell: Tell,
+    like: Mapping[str, float] = MappingProxyType({}),
+) -> PlannedFleet:
     """Plan soon, or as `atoll plan` does, and simulate which share of requests keeps its promises."""
-    make = plan_exactly if ask.exact else plan_quickly
-    return PlannedFleet.of(make(problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell))
+    fields: dict[str, Any] = {"simulate_s": ask.simulate_s, "seed": ask.seed, "tell": tell}
+    if ask.exact:
+        return PlannedFleet.of(plan_exactly(problem, **fields))
+    return PlannedFleet.of(plan_quickly(problem, **fields, like=like))
 
 
 def _draw(found: PlannedFleet) -> dict[str, Any]:

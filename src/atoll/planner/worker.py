@@ -35,12 +35,14 @@ Report = Callable[[Said], None]
 """Told how far a job is: plain data, such as {"text": "planning", "share": 0.3}."""
 Job = Callable[[Said, Report], Said]
 """A function of a module, from plain data to plain data; an AtollError is told to whoever asked."""
+NamedJob = Job | str
+"""A job, or how a worker finds it (`MODULE:NAME`)."""
 Event = Literal["progress", "result", "error"]
 
 
-def name_of(job: Job) -> str:
+def name_of(job: NamedJob) -> str:
     """Return how a worker finds a job."""
-    return f"{job.__module__}:{job.__qualname__}"
+    return job if isinstance(job, str) else f"{job.__module__}:{job.__qualname__}"
 
 
 def describe_error(error: Exception) -> Said:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from atoll.cli.console_inside import load_api
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.server import Dashboard, DashboardSettings
 from atoll.dashboard.services import ServiceAddress, ServiceDirectory
@@ -96,36 +97,28 @@ class Site(SiteOnItsLoop):
         """End the gateway."""
         self._do(self.gateway.close())
 
-    def stop_planner(self) -> None:
-        """End the planner, as when it is started anew."""
-        self._do(self.planner.close())
-
-    def start_planner(self) -> None:
-        """Start a planner at the address of the one that has ended."""
-        old = self.planner
-        self.planner = FakeDesk(step_s=0.02)
-        self.planner.token = old.token
-        self._do(self.planner.start(int(old.url.rpartition(":")[2])))
+    def hold_planner(self, held: bool) -> None:
+        """Have the planner take its time to start, or have started."""
+        ready = self.planner.ready
+        self._loop.call_soon_threadsafe(ready.clear if held else ready.set)
 
     async def _start(self) -> None:
         self.gateway = FakeGateway(interval_s=0.5, token_s=0.005)
         self.planner = FakeDesk(step_s=0.02)
         await self.gateway.start()
-        await self.planner.start()
         has_gateway, has_planner = self._with
         services = self._services = ServiceDirectory(
             ServiceAddress(self.gateway.url, token=self.gateway.token) if has_gateway else None,
-            ServiceAddress(self.planner.url, token=self.planner.token) if has_planner else None,
+            self.planner if has_planner else None,
         )
         self._links = LoginLinks(self._folder)
-        self._dashboard = Dashboard(DashboardSettings(port=0), services, self._links)
+        self._dashboard = Dashboard(DashboardSettings(port=0), services, self._links, load_api)
         host, port = await self._dashboard.start()
         self.url = f"http://{host}:{port}"
 
     async def _stop(self) -> None:
         await self._dashboard.close()
         await self.gateway.close()
-        await self.planner.close()
 
 
 @pytest.fixture
@@ -159,11 +152,12 @@ class Visitor:
         page.on("dialog", self._dismiss)
         page.on("request", self._check_request)
 
-    def go(self, path: str) -> None:
+    def go(self, path: str, patience_ms: float = 20_000) -> None:
         """Open a page of the dashboard without loading the whole again, and wait for its content."""
         self.page.evaluate("p => import('/static/js/app.js').then((app) => app.go(p))", path)
         self.page.wait_for_function(
-            "() => !document.querySelector('main .state.loading, main .boot')", timeout=20_000
+            "() => !document.querySelector('main .state.loading, main .boot')",
+            timeout=patience_ms,
         )
 
     def check(self) -> None:
@@ -182,6 +176,14 @@ class Visitor:
         address = urlsplit(request.url)
         if address.scheme in ("http", "https", "ws", "wss"):
             self._note(f"asked a stranger: {request.url}", not request.url.startswith(self.origin))
+
+
+def check_axe(visitor: Visitor) -> None:
+    """Fail if axe finds anything on the page as it is."""
+    visitor.expected.append("Applying inline style")  # Axe tries out what it finds.
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(visitor.page).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 
 Visit = Callable[..., Visitor]

@@ -29,7 +29,7 @@ def _play(page: Any, *pieces: str, status: int = 200, **headers: str) -> None:
     """Have the next answers be these events."""
     kind = "text/event-stream" if status == 200 else "application/json"
     page.route(
-        "**/api/v1/chat/completions",
+        "**/v1/chat/completions",
         lambda route: route.fulfill(
             status=status, body="".join(pieces), headers={"content-type": kind, **headers}
         ),
@@ -165,7 +165,7 @@ def test_what_goes_wrong_is_said_with_a_way_on(
     _ask(page, "hello")
     page.get_by_text(words).wait_for()
     assert "so it is" in page.locator(".chat-error").inner_text()
-    page.unroute("**/api/v1/chat/completions")
+    page.unroute("**/v1/chat/completions")
     page.get_by_role("button", name="Try again").click()
     page.get_by_text("The ship is safe.", exact=True).wait_for()
     assert page.locator(".chat-error").count() == 0
@@ -194,7 +194,7 @@ def test_pictures_go_along_only_where_the_model_takes_them(site: Site, visit: Vi
             models["models"][0]["takes"] = list(kinds)
             route.fulfill(json={**models, "models": models["models"][:1]})
 
-        page.route("**/api/gateway/models", answer)
+        page.route("**/atoll/v1/models", answer)
         visitor.go("/models")
         visitor.go("/chat")
         page.get_by_label("Message", exact=True).wait_for()

@@ -78,7 +78,7 @@ def test_a_stand_in_is_told_where_one_asks(site: Site, visit: Visit) -> None:
         told["models"][0]["stand_in"] = "SmolLM2-135M"
         route.fulfill(json=told)
 
-    page.route("**/api/gateway/models", answer)
+    page.route("**/atoll/v1/models", answer)
     visitor.go("/models")
     page.get_by_text("Other weights stand in for this model").wait_for()
     visitor.go("/chat?model=qwen3-32b")

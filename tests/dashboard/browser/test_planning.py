@@ -27,7 +27,10 @@ def test_what_if_plans_again_when_a_dial_is_turned(site: Site, visit: Visit) -> 
     asked = [r for r in site.planner.seen if r.path.endswith(b"/whatif")]
     assert b'"demand":{"chat":' in asked[-1].body.replace(b" ", b"")
     # Side by side, with both costs.
-    now, then = page.get_by_label("Now", exact=True), page.get_by_label("Then", exact=True)
+    now, then = (
+        page.get_by_label("Now", exact=True),
+        page.get_by_label("With these changes", exact=True),
+    )
     assert "$" in now.inner_text()
     assert "an hour" in then.inner_text()
     with page.expect_download() as download:

@@ -94,12 +94,10 @@ def test_colours_stay_after_a_reload(site: Site, visit: Visit) -> None:
 
 
 def test_a_planner_that_starts_is_waited_for(site: Site, visit: Visit) -> None:
-    visitor = visit(site)
-    page = visitor.page
-    page.wait_for_function("() => document.querySelector('#health')?.innerText.includes('live')")
-    site.stop_planner()
+    site.hold_planner(True)
+    page = visit(site).page
     page.evaluate("import('/static/js/app.js').then((app) => app.go('/plan'))")
     page.get_by_text("The planner is starting…").wait_for()
-    site.start_planner()
+    site.hold_planner(False)
     page.get_by_label("Fleet").wait_for()
     assert page.locator(".state.failed").count() == 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
 from atoll.control.operation.operated import look_at_targets
-from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.runtime.supervise.supervised_process import last_lines
 
 ReadLines = Callable[[int], str]
@@ -43,37 +42,6 @@ def list_logs(home: FleetHome, record: FleetRecord) -> FleetLogs:
             for each in look.statuses:
                 readers[each.labels.instance] = partial(look.deployer.logs, each.handle)
     return FleetLogs(readers, tuple(errors))
-
-
-def find_logs(homes: Iterable[tuple[FleetHome, FleetRecord]], name: str) -> ReadLines:
-    """Return what reads the lines of an instance, or of a process in `OWN_LOGS`.
-
-    The beginning of an instance's name will do, if only one begins so; UnknownNameError suggests the nearest.
-    """
-    found: dict[tuple[str, str], ReadLines] = {}
-    errors: list[str] = []
-    for home, record in homes:
-        if name in OWN_LOGS:
-            found[record.name, name] = partial(read_tail, home.folder / OWN_LOGS[name])
-            continue
-        logs = list_logs(home, record)
-        errors += logs.errors
-        for own, read in logs.readers.items():
-            if own not in OWN_LOGS:
-                found[record.name, own] = read
-    fitting = [key for key in found if key[1] == name] or [
-        key for key in found if key[1].startswith(name)
-    ]
-    if len(fitting) == 1:
-        return found[fitting[0]]
-    if len({key[0] for key in fitting}) > 1:
-        raise UsageError(
-            f"{', '.join(sorted({key[0] for key in fitting}))} have an instance {name}",
-            hint=f"atoll logs FLEET {name}",
-        )
-    if not fitting and errors:
-        raise AtollError(f"{name} is not to be found, and {errors[0]}")
-    raise UnknownNameError("instance", name, [key[1] for key in found])
 
 
 def read_tail(path: Path, lines: int) -> str:

@@ -6,6 +6,7 @@ sync/<slot>/<sid>                     question: what do you know
 load/<slot>/<sid>                     load samples
 req/<slot>/<sid>                      question: please serve this
 assign/<slot>/<sid>                   question: please become this
+host/<slot>/<sid>                     question: instances of a fleet, to start, look at and end
 in/<slot>/<sid>/<sender slot>         to a worker: cancel, credit, resume
 out/<slot>/<sid>/<sender slot>/...    to an ingress: frames
 """
@@ -89,6 +90,11 @@ def assign(sid: str) -> str:
     return f"{PREFIX}/assign/{slot_of(sid)}/{sid}"
 
 
+def host(sid: str) -> str:
+    """Key of the session's question about instances that it hosts."""
+    return f"{PREFIX}/host/{slot_of(sid)}/{sid}"
+
+
 def inward(sid: str, sender_slot: str) -> str:
     """Key of what a caller in `sender_slot` tells the worker `sid` after a request."""
     return f"{PREFIX}/in/{slot_of(sid)}/{sid}/{sender_slot}"
@@ -138,7 +144,7 @@ def hub_rules(slots: int, denied: frozenset[str] = frozenset()) -> dict[str, obj
         _rule("pass", ["egress"], _EVERYTHING, [f"{PREFIX}/**"]),
         _rule("hub", ["ingress"], _EVERYTHING, [f"{PREFIX}/**"]),
         _rule("read", ["ingress"], ["declare_subscriber"], _keys("reg/**", "load/**")),
-        _rule("ask", ["ingress"], ["query"], _keys("sync/**", "req/**", "assign/**")),
+        _rule("ask", ["ingress"], ["query"], _keys("sync/**", "req/**", "assign/**", "host/**")),
         _rule(
             "look",
             ["ingress"],
@@ -152,7 +158,7 @@ def hub_rules(slots: int, denied: frozenset[str] = frozenset()) -> dict[str, obj
     subjects: list[dict[str, object]] = [{"id": "hubs", "cert_common_names": hubs}]
     for slot in names:
         puts = _keys(f"reg/{slot}/*", f"load/{slot}/*", f"in/*/*/{slot}", f"out/*/*/{slot}/**")
-        answers = _keys(f"sync/{slot}/*", f"req/{slot}/*", f"assign/{slot}/*")
+        answers = _keys(*(f"{kind}/{slot}/*" for kind in ("sync", "req", "assign", "host")))
         slot_rules = [
             _rule(f"put {slot}", ["ingress"], ["put"], puts),
             _rule(f"answer {slot}", ["ingress"], ["declare_queryable", "reply"], answers),
@@ -182,6 +188,7 @@ _SIZES = {
     "load/**": 1024,
     "assign/**": 64 * 1024,
     "req/**": 64 * 1024,
+    "host/**": 256 * 1024,
     "in/**": 1024 * 1024,
     "out/**": 1024 * 1024,
     "reg/**": 2 * 1024 * 1024,

@@ -11,13 +11,16 @@ import hmac
 import re
 import secrets
 import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from pydantic import Field, field_validator
 
+from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.frozen import Frozen
+from atoll.core.roles import Role
 from atoll.runtime.pool.policy import Policy
 
 _ID_LETTERS = string.ascii_lowercase + string.digits
@@ -28,11 +31,6 @@ _SECRET_LENGTH = 43
 _TEXT = re.compile(rb"atoll-([a-z0-9]{12})-([A-Za-z0-9]{43})")
 _KNOWN_MODELS = 1024
 _WORST = "0" * 64
-
-Role = Literal["admin", "operator", "member", "viewer"]
-"""Rights of a key besides asking models: change everything, run fleets and machines, look after its own, or
-only look."""
-ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class PresentedKey(NamedTuple):
@@ -90,6 +88,34 @@ class NewKey(Frozen):
         return value
 
 
+class DescribedKey(TypedDict):
+    """A key as it is shown: what its maker said of it (`NewKey`), and how it stands."""
+
+    id: str
+    state: Literal["active", "expired", "revoked"]
+    name: str
+    owner: str
+    role: Role
+    models: list[str]
+    requests_per_min: int | None
+    tokens_per_min: int | None
+    tokens_per_day: int | None
+    tokens_per_month: int | None
+    tokens_total: int | None
+    audio_seconds_per_day: int | None
+    audio_seconds_per_month: int | None
+    audio_seconds_total: int | None
+    pixels_per_day: int | None
+    pixels_per_month: int | None
+    pixels_total: int | None
+    concurrent: int | None
+    policy: dict[str, Any] | None
+    track: bool
+    expires_s: float | None
+    created_s: float
+    revoked_s: float | None
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """A key as the database holds it."""
@@ -119,6 +145,26 @@ class ApiKey:
             "created_s": self.created_s,
             "revoked_s": self.revoked_s,
         }
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> ApiKey:
+        """Read what `describe` said."""
+        spec = NewKey.parse({name: said[name] for name in NewKey.model_fields})
+        return cls(said["id"], spec, said["created_s"], said["revoked_s"], 0)
+
+
+def choose_key(known: Sequence[ApiKey], name: str) -> ApiKey:
+    """Return the key with an id, or with a name that only one key has."""
+    # Ids first: a name may be anything, another key's id too.
+    matching = [key for key in known if key.id == name] or [
+        key for key in known if key.spec.name == name
+    ]
+    if len(matching) > 1:
+        ids = ", ".join(key.id for key in matching)
+        raise UsageError(f"{len(matching)} keys are called {name!r}", hint=f"use an id: {ids}")
+    if not matching:
+        raise UnknownNameError("key", name, [k.id for k in known] + [k.spec.name for k in known])
+    return matching[0]
 
 
 def make_key() -> tuple[str, str, str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import InputError, MissingDependencyError, UnknownNameError, UsageError
 from atoll.core.paths import state_dir
-from atoll.runtime.accounts.api_keys import ApiKey, NewKey, make_key
+from atoll.runtime.accounts.api_keys import ApiKey, NewKey, choose_key, make_key
 from atoll.runtime.accounts.key_limits import Counted
 from atoll.runtime.accounts.ledger import LedgerRows
 
@@ -181,6 +181,37 @@ class Database:
             )
             return await _find_key(connection, key_id)
 
+    # Budgets
+
+    async def budgets(self) -> dict[str, str]:
+        """Return the budgets that were set, as JSON by their ids."""
+        table = schema.budgets
+        async with self._engine.connect() as connection:
+            rows = await connection.execute(sa.select(table).order_by(table.c.id))
+            return {row.id: row.spec for row in rows}
+
+    async def set_budget(self, name: str, spec: str, *, most: int) -> bool:
+        """Set a budget, or change it; False where there would be more than `most`."""
+        table = schema.budgets
+        statement = self.insert(table).values(id=name, spec=spec)
+        async with self._engine.begin() as connection:
+            known = await connection.scalar(
+                sa.select(sa.func.count()).select_from(table).where(table.c.id != name)
+            )
+            if (known or 0) >= most:
+                return False
+            await connection.execute(
+                statement.on_conflict_do_update(index_elements=["id"], set_={"spec": spec})
+            )
+        return True
+
+    async def remove_budget(self, name: str) -> bool:
+        """Remove a budget; whether there was one."""
+        table = schema.budgets
+        async with self._engine.begin() as connection:
+            done = await connection.execute(table.delete().where(table.c.id == name))
+            return bool(done.rowcount)
+
     async def keys(self) -> tuple[ApiKey, ...]:
         """Return all keys, oldest first."""
         table = schema.keys
@@ -190,19 +221,7 @@ class Database:
 
     async def key(self, name: str) -> ApiKey:
         """Return the key with an id, or with a name that only one key has."""
-        known = await self.keys()
-        # Ids first: a name may be anything, another key's id too.
-        matching = [key for key in known if key.id == name] or [
-            key for key in known if key.spec.name == name
-        ]
-        if len(matching) > 1:
-            ids = ", ".join(key.id for key in matching)
-            raise UsageError(f"{len(matching)} keys are called {name!r}", hint=f"use an id: {ids}")
-        if not matching:
-            raise UnknownNameError(
-                "key", name, [k.id for k in known] + [k.spec.name for k in known]
-            )
-        return matching[0]
+        return choose_key(await self.keys(), name)
 
     async def key_changes(self, since: int) -> KeyChanges:
         """Return the keys that changed after a version; one cheap query if none did."""

@@ -18,9 +18,9 @@ from atoll.engines.table import find_engine
 from atoll.runtime.accounts.grants import role_forbids_error
 from atoll.runtime.gateway.backend_question import ask_backend
 from atoll.runtime.gateway.chooser import BackendChooser
-from atoll.runtime.gateway.console.console import PREFIX, Console
+from atoll.runtime.gateway.console.console import Console
 from atoll.runtime.gateway.console.console_caller import Caller
-from atoll.runtime.gateway.console.route import PagesContext, not_allowed, nothing_at
+from atoll.runtime.gateway.console.route import PagesContext
 from atoll.runtime.gateway.dialects import shown_key
 from atoll.runtime.gateway.dialects.messages_dialect import (
     asks_for_anthropic,
@@ -29,6 +29,7 @@ from atoll.runtime.gateway.dialects.messages_dialect import (
 )
 from atoll.runtime.gateway.openapi import document
 from atoll.runtime.gateway.served_choices import Candidate
+from atoll.runtime.http.api_route import PREFIX, not_allowed, nothing_at
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.http.http_server import Connection, Request
 from atoll.runtime.openai import FORMS, REQUESTS, ApiError
@@ -107,12 +108,12 @@ class Pages:
 
     def _answer(self, connection: Connection, request: Request, path: str) -> None:
         if path in REQUESTS or path in FORMS:
-            raise not_allowed(request, "POST")
+            raise not_allowed(request.method, "POST")
         if path not in _PAGES and not path.startswith("/v1/models/"):
             raise nothing_at(path)
         # SageMaker and vLLM take both for this one.
         if request.method not in (b"GET", b"HEAD") and (path, request.method) != (_PING, b"POST"):
-            raise not_allowed(request, "GET, HEAD")
+            raise not_allowed(request.method, "GET, HEAD")
         self._show(connection, request, path)
 
     def _show(self, connection: Connection, request: Request, path: str) -> None:

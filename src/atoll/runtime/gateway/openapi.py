@@ -7,15 +7,12 @@ from typing import Any
 
 import msgspec
 
-from atoll.core.version import __version__
-from atoll.runtime.accounts.api_keys import ROLES
-from atoll.runtime.gateway.console.console import PREFIX, TABLE
-from atoll.runtime.gateway.console.route import ConsoleRoute
+from atoll.runtime.gateway.console.console import TABLE
 from atoll.runtime.gateway.dialects import DIALECTS
+from atoll.runtime.http.openapi import REF, Json, make_document
 from atoll.runtime.openai import (
     DETOKENIZE,
     EMBEDDINGS,
-    ERROR_SCHEMA,
     FORMS,
     IMAGES,
     REQUESTS,
@@ -75,33 +72,23 @@ _FAILURES = {
     "503": "full, or no backend is up",
     "504": "no backend answered in time",
 }
-_CONSOLE_FAILURES = {
-    "400": "the request is malformed",
-    "401": "a valid key or the admin token is needed",
-    "403": "not in this role, or not served here",
-    "404": "there is no such thing, or there are no keys here",
-    "405": "another method is needed",
-    "408": "the request took too long to arrive",
-    "413": "the body is too large",
-    "431": "the headers are too large",
-    "503": "full, or the database is away",
-}
-"""Of what is asked under `/atoll/v1/`."""
-
-
 _DIALECTS = {dialect.path: dialect.request for dialect in DIALECTS.values()}
 _ERRORS = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), "MessagesError")
 """Shapes of errors where they are not OpenAI's."""
 
 
 @cache
-def document() -> dict[str, Any]:
-    """Return the OpenAPI document."""
+def document() -> Json:
+    """Return the OpenAPI document of a gateway."""
+    paths, schemas = describe_models()
+    return make_document("Atoll gateway", {"gateway": TABLE}, paths=paths, schemas=schemas)
+
+
+def describe_models() -> tuple[Json, Json]:
+    """Return the paths that need no role, those of models above all, and the schemas that they name."""
     _, schemas = msgspec.json.schema_components(
-        (*REQUESTS.values(), *FORMS.values(), *_DIALECTS.values()),
-        ref_template="#/components/schemas/{name}",
+        (*REQUESTS.values(), *FORMS.values(), *_DIALECTS.values()), ref_template=REF
     )
-    schemas["Error"] = ERROR_SCHEMA
     schemas["MessagesError"] = _MESSAGES_ERROR
     for kind in FORMS.values():
         # The file passes unread, so no type has it.
@@ -109,9 +96,7 @@ def document() -> dict[str, Any]:
         form["properties"]["file"] = _BYTES["schema"]
         form["required"] = [*form["required"], "file"]
         del form["properties"]["models"]
-    paths: dict[str, Any] = {
-        path: {"post": _post(path)} for path in (*REQUESTS, *FORMS, *_DIALECTS)
-    }
+    paths: Json = {path: {"post": _post(path)} for path in (*REQUESTS, *FORMS, *_DIALECTS)}
     paths["/v1/models"] = {"get": _get("List the models", "application/json")}
     paths["/v1/models/{model}"] = {
         "get": _get("Describe a model", "application/json", "404")
@@ -133,15 +118,7 @@ def document() -> dict[str, Any]:
         "get": _get("Whether every model has a backend that is up", "application/json", "503")
     }
     paths["/metrics"] = {"get": _get("Prometheus metrics, for admins", "text/plain", "401", "403")}
-    for route in TABLE:
-        path = PREFIX + route.path
-        paths.setdefault(path, {})[route.method.lower()] = _console(route)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Atoll gateway", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": schemas},
-    }
+    return paths, schemas
 
 
 def _post(path: str) -> dict[str, Any]:
@@ -177,34 +154,6 @@ def _get(summary: str, content_type: str, *failures: str) -> dict[str, Any]:
             for status in failures
         },
     }
-
-
-def _console(route: ConsoleRoute) -> dict[str, Any]:
-    """Return the description of a request for pages and programs, which needs a role."""
-    places = [("id", "path")] if "{id}" in route.path else []
-    places += [(name, "query") for name in route.query]
-    who = ", ".join(role for role in ROLES if role in route.roles)
-    fine = {
-        "description": "fine",
-        "content": {
-            kind: {"schema": {"type": "object" if kind == "application/json" else "string"}}
-            for kind in route.makes
-        },
-    }
-    described: dict[str, Any] = {
-        "summary": route.summary,
-        "description": f"Roles: {who}.",
-        "parameters": [
-            {"name": name, "in": at, "required": at == "path", "schema": {"type": "string"}}
-            for name, at in places
-        ],
-        "responses": {"200": fine, "201": fine}
-        | {status: _failure(text, "Error") for status, text in _CONSOLE_FAILURES.items()},
-    }
-    if route.method in ("POST", "PUT", "PATCH"):
-        body = {"application/json": {"schema": {"type": "object"}}}
-        described["requestBody"] = {"required": True, "content": body}
-    return described
 
 
 def _failure(text: str, shape: str) -> dict[str, Any]:

@@ -67,6 +67,32 @@ class ByteStream:
     headers: Headers = ()
 
 
+async def with_beats(
+    pieces: AsyncGenerator[bytes, None], every_s: float
+) -> AsyncGenerator[bytes, None]:
+    """Yield events, and a comment wherever there was none for so long: who has left is noticed by writing."""
+    async with contextlib.aclosing(pieces):
+        waiting = asyncio.ensure_future(anext(pieces))
+        try:
+            while True:
+                # Unlike `wait_for`, this does not cancel what it waits for.
+                await asyncio.wait({waiting}, timeout=every_s)
+                if not waiting.done():
+                    yield b": \n\n"
+                    continue
+                try:
+                    piece = waiting.result()
+                except StopAsyncIteration:
+                    return
+                yield piece
+                waiting = asyncio.ensure_future(anext(pieces))
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+                with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+                    await waiting
+
+
 Answer = Response | EventStream | ByteStream
 Handler = Callable[[Request], Awaitable[Answer]]
 """Answers a request; an ApiError is answered as such."""

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.runtime.accounts.api_keys import ROLES, ApiKey, NewKey, Role
+from atoll.core.roles import ROLES, Role
+from atoll.runtime.accounts.api_keys import ApiKey, NewKey
 from atoll.runtime.accounts.grants import unknown_key_error
 from atoll.runtime.gateway.console.console_caller import ADMIN, Caller, find_caller, lower
 from atoll.runtime.openai import ApiError

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from atoll.runtime.accounts.api_keys import ROLES, Role
-from atoll.runtime.gateway.console.console import PREFIX, TABLE, Console
+from atoll.core.roles import ROLES, Role, may, read_role
+from atoll.runtime.gateway.console.console import TABLE, Console
 from atoll.runtime.gateway.console.console_caller import Caller
 from atoll.runtime.gateway.console.route import ConsoleRoute, PagesContext, show
 from atoll.runtime.gateway.dialects import DIALECTS
 from atoll.runtime.gateway.openapi import document
 from atoll.runtime.gateway.usage_writer import ENDPOINTS
+from atoll.runtime.http.api_route import JSON, PREFIX
 from atoll.runtime.http.http_request import Request
 from atoll.runtime.openai import ApiError
 from tests.runtime.gateway.console.site import Site, with_site
@@ -24,39 +25,32 @@ PAGE = (Path(__file__).resolve().parents[4] / "docs/reference/http.md").read_tex
 CONTEXT = cast("PagesContext", SimpleNamespace())
 
 
-def told() -> dict[tuple[str, str], set[str]]:
-    """Return who may ask for what by the table of the gateway in the reference."""
-    section = PAGE[PAGE.index("## Gateway") : PAGE.index("### me")]
-    found = {}
-    for asked, who in re.findall(r"^\| (`.*?`[^|]*) \| ([^|]*) \|", section, re.MULTILINE):
-        path = re.search(r"/atoll/v1/([^?`]*)", asked)
-        if path is None:
-            continue
-        allowed = set(ROLES) if who.startswith("any") else set(re.findall("|".join(ROLES), who))
-        for method in re.findall(r"GET|POST|PUT|PATCH|DELETE", asked):
-            found[method, path[1].replace("ID", "{id}")] = allowed
-    return found
+def told() -> dict[tuple[str, str], Role]:
+    """Return the least role of each request, by the table of the reference."""
+    section = PAGE[PAGE.index("## Requests") : PAGE.index("## Gateway")]
+    return {
+        (method, path): "viewer" if role == "any" else read_role(role)
+        for method, path, role in re.findall(r"^\| `(\w+) (\S+)` \| (\w+)", section, re.MULTILINE)
+    }
+
+
+def allowed_at(route: ConsoleRoute) -> set[Role]:
+    """Return who may ask."""
+    least = TOLD[route.method, route.shown_path]
+    return {role for role in ROLES if may(role, least)}
 
 
 TOLD = told()
 
 
-def test_the_reference_is_read() -> None:
-    assert TOLD["GET", "me"] == set(ROLES)
-    assert TOLD["DELETE", "keys/{id}"] == {"admin", "operator", "member"}
-    assert TOLD["POST", "machines/{id}/drain"] == {"admin", "operator"}
-    assert TOLD["PATCH", "keys/{id}"] == {"admin"}
-
-
 @pytest.mark.parametrize("route", TABLE, ids=lambda r: f"{r.method} {r.path}")
 @pytest.mark.parametrize("role", ROLES)
 def test_every_role_at_every_request(route: ConsoleRoute, role: Role) -> None:
-    """What the reference does not open is for admins."""
-    allowed = role in TOLD.get((route.method, route.path), {"admin"})
-    path = (PREFIX + route.path.replace("{id}", "lab%2Fgpu1")).encode()
+    allowed = role in allowed_at(route)
+    path = route.shown_path.replace("{id}", "lab%2Fgpu1").encode()
     request = Request(route.method.encode(), path, {})
     if allowed:
-        name = "lab/gpu1" if "{id}" in route.path else ""
+        name = "lab/gpu1" if route.names else ""
         assert Console(CONTEXT).check(request, Caller(role)) == (route, name)
     else:
         with pytest.raises(ApiError) as refused:
@@ -79,8 +73,8 @@ def test_what_is_not_there(role: Role) -> None:
 
 def test_a_name_may_have_slashes() -> None:
     table = (
-        ConsoleRoute("POST", "machines/{id}/drain", frozenset(ROLES), "", lambda _: show({})),
-        ConsoleRoute("GET", "machines/{id}", frozenset(ROLES), "", lambda _: show({})),
+        ConsoleRoute("POST", "machines/{id:path}/drain", "viewer", lambda _: show({}), ""),
+        ConsoleRoute("GET", "machines/{id:path}", "viewer", lambda _: show({}), ""),
     )
     console = Console(CONTEXT, table)
     for path, name in (
@@ -95,7 +89,7 @@ def test_a_name_may_have_slashes() -> None:
 def test_it_is_all_in_the_description() -> None:
     paths: dict[str, Any] = document()["paths"]
     for route in TABLE:
-        described = paths[PREFIX + route.path][route.method.lower()]
+        described = paths[route.shown_path][route.method.lower()]
         assert described["summary"] == route.summary
         assert {"401", "403", "404"} <= described["responses"].keys()
 
@@ -120,19 +114,19 @@ def test_every_way_to_every_request(tmp_path: Path) -> None:
         await site.add("gone", role="admin")
         await site.add("operator", role="operator")
         await site.ask("socket", "DELETE", f"keys/{site.ids['gone']}")
-        routes = [route for route in TABLE if route.makes[0] == "application/json"]
+        routes = [route for route in TABLE if route.makes[0] == JSON]
         for route in routes:
-            path = route.path.replace("{id}", "none-such")
+            path = route.shown_path.removeprefix(PREFIX).replace("{id}", "none-such")
             body: object = None if route.method == "GET" else {}
             for way, role in _WAYS.items():
-                allowed = role in TOLD.get((route.method, route.path), {"admin"})
+                allowed = role in allowed_at(route)
                 reply = await site.ask(way, route.method, path, body)
                 at = (way, route.method, route.path, reply.body)
                 if role is None:
                     assert reply.status == 401, at
                 elif not allowed:
                     assert (reply.status, reply.json["error"]["code"]) == (403, "role_forbids"), at
-                elif role in ("operator", "member") and route.path == "keys/{id}":
+                elif role in ("operator", "member") and path == "keys/none-such":
                     # That one is not its own.
                     assert reply.status == 403, at
                 else:
@@ -142,7 +136,7 @@ def test_every_way_to_every_request(tmp_path: Path) -> None:
                     if role == "admin":
                         more = f"x-atoll-role: {said}\r\nx-atoll-owner: nobody\r\n"
                         reply = await site.ask(way, route.method, path, body, more)
-                        allowed = said in TOLD.get((route.method, route.path), {"admin"})
+                        allowed = said in allowed_at(route)
                         assert allowed or reply.status == 403, at
                     elif role is not None:
                         reply = await site.ask(

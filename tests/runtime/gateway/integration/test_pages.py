@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.cli.status import ask_fleet
 from atoll.core.errors import InputError
 from atoll.core.paths import runtime_dir
 from atoll.core.version import __version__
+from atoll.planner.fleet_pages import ask_fleet
 from atoll.runtime.gateway.settings import GatewayFile, GatewaySettings, HealthSettings
 from atoll.runtime.local.fleet_state import FleetState
 from tests.runtime.gateway.engine import Fault, ScriptedEngine

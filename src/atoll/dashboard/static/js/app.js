@@ -51,7 +51,7 @@ const logo = () => h("span", { class: "logo" }, h("img", { src: "/static/img/ato
 // Log in
 
 async function logIn(body) {
-  session = await api.post("/session", body);
+  session = await api.post("/atoll/v1/session", body);
   api.configure({ token: session.csrf });
   start();
 }
@@ -80,7 +80,7 @@ function showLogin(told = {}) {
 }
 
 async function logOut() {
-  try { await api.del("/session"); } catch { /* it is gone either way */ }
+  try { await api.del("/atoll/v1/session"); } catch { /* it is gone either way */ }
   ended({ message: "You are logged out." });
 }
 
@@ -95,7 +95,7 @@ function ended(error) {
 
 /** Whether the login still counts, as far as can be told now. */
 async function isLoggedIn() {
-  const told = await api.get("/session").catch(() => null);
+  const told = await api.get("/atoll/v1/session").catch(() => null);
   if (!told || told.role || !session) return true;
   ended({ message: told.message, code: told.message ? null : "login" });
   return false;
@@ -142,7 +142,7 @@ const ctx = {
   go,
   /** Ask again who is logged in, and where the gateway is. */
   async refresh() {
-    const told = await api.get("/session").catch(() => null);
+    const told = await api.get("/atoll/v1/session").catch(() => null);
     if (session && told?.role) Object.assign(session, told);
   },
   toast,
@@ -198,7 +198,7 @@ function style(id) {
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[href^='/']");
   if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || link.target || link.hasAttribute("download")) return;
-  if (link.getAttribute("href").startsWith("/api/")) return;
+  if (link.getAttribute("href").startsWith("/atoll/")) return;
   event.preventDefault();
   go(link.getAttribute("href"));
 });
@@ -217,7 +217,7 @@ async function boot() {
         if (error.status !== 401) throw error;
       }
     }
-    const told = await api.get("/session");
+    const told = await api.get("/atoll/v1/session");
     if (told.role) {
       session = told;
       api.configure({ token: session.csrf });

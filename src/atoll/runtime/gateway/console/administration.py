@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import time
+from typing import Any, Literal, TypedDict
 
 from atoll.core.errors import AtollError
-from atoll.runtime.gateway.console.route import ADMINS, ConsoleCall, ConsoleRoute, nothing_at, show
+from atoll.runtime.gateway.console.route import ConsoleCall, ConsoleRoute, show
+from atoll.runtime.http.api_route import nothing_at
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.routes import MAX_BYTES, RoutesTold
+from atoll.telemetry.traffic_page import TrafficPage
+
+
+class BackendList(TypedDict):
+    """All backends of the gateway, each as it stands."""
+
+    backends: list[dict[str, Any]]
+
+
+class GatewayStatus(BackendList):
+    """State of the gateway: requests that run, and its backends."""
+
+    status: Literal["draining", "serving"]
+    uptime_s: float
+    running: int
+    connections: int
+    models: list[str]
 
 
 def show_status(call: ConsoleCall) -> Response:
     """Return the state of the gateway, for people and for `atoll status`."""
     context = call.context
     return show(
-        {
-            "status": "draining" if context.draining else "serving",
-            "uptime_s": round(time.time() - context.started_s, 3),
-            "running": len(context.relays),
-            "connections": len(context.connections),
-            "models": context.pool.models,
-            "backends": context.pool.snapshot(),
-        }
+        GatewayStatus(
+            status="draining" if context.draining else "serving",
+            uptime_s=round(time.time() - context.started_s, 3),
+            running=len(context.relays),
+            connections=len(context.connections),
+            models=context.pool.models,
+            backends=context.pool.snapshot(),
+        )
     )
 
 
@@ -71,7 +90,7 @@ def take_routes(call: ConsoleCall) -> Response:
 
 def show_backends(call: ConsoleCall) -> Response:
     """Return all backends."""
-    return show({"backends": call.context.pool.snapshot()})
+    return show(BackendList(backends=call.context.pool.snapshot()))
 
 
 def take_backend(call: ConsoleCall) -> Response:
@@ -98,13 +117,28 @@ def remove_backend(call: ConsoleCall) -> Response:
 
 
 ROUTES = (
-    ConsoleRoute("GET", "status", ADMINS, "Backends, what runs, uptime", show_status),
-    ConsoleRoute("GET", "fabric", ADMINS, "Nodes and hubs of the fabric", show_fabric),
-    ConsoleRoute("GET", "traffic", ADMINS, "What is asked and kept", show_traffic),
-    ConsoleRoute("GET", "routes", ADMINS, "What a controller told", show_routes),
-    ConsoleRoute("PUT", "routes", ADMINS, "Tell weights and promises", take_routes),
-    ConsoleRoute("GET", "backends", ADMINS, "List backends", show_backends),
-    ConsoleRoute("POST", "backends", ADMINS, "Add or change a backend", take_backend),
-    ConsoleRoute("PUT", "backends", ADMINS, "Add or change a backend", take_backend),
-    ConsoleRoute("DELETE", "backends/{id}", ADMINS, "Remove a backend", remove_backend),
+    ConsoleRoute(
+        *("GET", "status", "admin", show_status, "Backends, what runs, uptime"), gives=GatewayStatus
+    ),
+    ConsoleRoute("GET", "fabric", "admin", show_fabric, "Nodes and hubs of the fabric"),
+    ConsoleRoute(
+        *("GET", "traffic", "admin", show_traffic, "What is asked and kept"), gives=TrafficPage
+    ),
+    ConsoleRoute("GET", "routes", "admin", show_routes, "What a controller told"),
+    ConsoleRoute(
+        *("PUT", "routes", "admin", take_routes, "Tell weights and promises"), takes=RoutesTold
+    ),
+    ConsoleRoute("GET", "backends", "admin", show_backends, "List backends", gives=BackendList),
+    *(
+        ConsoleRoute(
+            *(method, "backends", "admin", take_backend, "Add or change a backend"),
+            takes=ConfiguredBackend,
+            gives=BackendList,
+        )
+        for method in ("POST", "PUT")
+    ),
+    ConsoleRoute(
+        *("DELETE", "backends/{id:path}", "admin", remove_backend, "Remove a backend"),
+        gives=BackendList,
+    ),
 )

@@ -3,7 +3,7 @@
 To add a request, write a handler (`route`: it takes a `ConsoleCall`, with the caller and the gateway's
 `PagesContext`, and returns a `Response`, an `EventStream`, or a coroutine of either) and one line of a table,
 
-    ROUTES = (ConsoleRoute("GET", "machines", ANY, "Nodes and backends", show_machines),)
+    ROUTES = (ConsoleRoute("GET", "machines", "viewer", show_machines, "Nodes", gives=MachinesPage),)
 
 in its module, which stands in `TABLE` here. Roles, 404, 405, errors, the log, a client that goes away or
 stops reading, and the line in `/openapi.json` are seen to. What handlers share (a feed of events, say)
@@ -13,11 +13,8 @@ belongs to the gateway: give `PagesContext` a field for it.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable
-from urllib.parse import unquote
 
-from atoll.runtime.accounts.grants import role_forbids_error
 from atoll.runtime.gateway.console import (
     administration,
     history_requests,
@@ -33,14 +30,12 @@ from atoll.runtime.gateway.console.route import (
     ConsoleCall,
     ConsoleRoute,
     PagesContext,
-    not_allowed,
-    nothing_at,
 )
+from atoll.runtime.http.api_route import RouteTable
 from atoll.runtime.http.handlers import Answer, HandlerCall, Response, send_response
 from atoll.runtime.http.http_server import Connection, ConnectionDeadlines, Request
 from atoll.runtime.openai import ApiError
 
-PREFIX = "/atoll/v1/"
 TABLE: tuple[ConsoleRoute, ...] = (
     *administration.ROUTES,
     *watching.ROUTES,
@@ -49,7 +44,6 @@ TABLE: tuple[ConsoleRoute, ...] = (
     *history_requests.ROUTES,
     *request_requests.ROUTES,
 )
-_ID = "{id}"
 
 
 class Console:
@@ -59,14 +53,7 @@ class Console:
         self._context = context
         self._gate = DatabaseGate()
         self.running: set[HandlerCall] = set()
-        self._exact: dict[str, dict[str, ConsoleRoute]] = {}
-        self._named: dict[re.Pattern[str], dict[str, ConsoleRoute]] = {}
-        for route in table:
-            if _ID in route.path:
-                pattern = re.compile("(.+)".join(map(re.escape, route.path.split(_ID))))
-                self._named.setdefault(pattern, {})[route.method] = route
-            else:
-                self._exact.setdefault(route.path, {})[route.method] = route
+        self._table = RouteTable(table)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -89,34 +76,13 @@ class Console:
 
     def check(self, request: Request, caller: Caller) -> tuple[ConsoleRoute, str]:
         """Return what answers a request and the id in its path, or raise 403, 404 or 405."""
-        try:
-            path = request.path.decode("ascii")
-        except UnicodeDecodeError:
-            raise ApiError(404, "there is nothing here") from None
-        routes, name = self._find(path.removeprefix(PREFIX))
-        if not routes:
-            raise nothing_at(path)
-        route = routes.get(request.method.decode("latin-1"))
-        if route is None:
-            raise not_allowed(request, ", ".join(sorted(routes)))
-        if caller.role not in route.roles:
-            raise role_forbids_error(f"A {caller.role} may not do this.")
-        return route, name
-
-    def _find(self, path: str) -> tuple[dict[str, ConsoleRoute], str]:
-        routes = self._exact.get(path)
-        if routes is not None:
-            return routes, ""
-        for pattern, named in self._named.items():
-            match = pattern.fullmatch(path)
-            if match is not None:
-                return named, unquote(match[1])
-        return {}, ""
+        route, names = self._table.find(request.method, request.path, caller.role)
+        return route, next(iter(names.values()), "")
 
     def answer(self, connection: Connection, request: Request, caller: Caller) -> None:
         """Answer a request of a caller, now or later, or raise an error that nobody was told."""
         route, name = self.check(request, caller)
-        call = ConsoleCall(request, caller, self._context, self._gate, route, name)
+        call = ConsoleCall(request, caller, self._context, self._gate, name)
         answer = route.handler(call)
         if isinstance(answer, Response):
             send_response(connection, answer)

@@ -10,7 +10,8 @@ import hmac
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.runtime.accounts.api_keys import ROLES, ApiKey, Role
+from atoll.core.roles import ROLES, Role
+from atoll.runtime.accounts.api_keys import ApiKey
 from atoll.runtime.accounts.grants import role_forbids_error
 from atoll.runtime.openai import ApiError
 

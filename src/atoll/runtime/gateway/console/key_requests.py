@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
+from pydantic import Field
 
 from atoll.core.errors import InputError, UnknownNameError, UsageError
-from atoll.runtime.accounts.api_keys import ApiKey, NewKey
+from atoll.runtime.accounts.api_keys import ApiKey, DescribedKey, NewKey
 from atoll.runtime.accounts.grants import role_forbids_error
 from atoll.runtime.accounts.key_limits import NOTHING, TOTAL, Counted, Periods, periods
-from atoll.runtime.gateway.console.route import (
-    ADMINS,
-    ANY,
-    LATEST_S,
-    MEMBERS,
-    ConsoleCall,
-    ConsoleRoute,
-    show,
-)
+from atoll.runtime.gateway.console.route import LATEST_S, ConsoleCall, ConsoleRoute, show
+from atoll.runtime.http.api_route import NoQuery, read_object
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.openai import ApiError
 
@@ -31,10 +25,51 @@ _AT_A_TIME = 100
 _NEVER: Mapping[str, Counted] = {}
 
 
+class KeyChange(NewKey):
+    """Fields of a key that are to be others; null takes a limit away."""
+
+    name: str = Field("x", min_length=1, max_length=120)
+
+
+class UsedByKey(TypedDict):
+    """What a key has used in a period."""
+
+    tokens: int
+    audio_seconds: float
+    pixels: int
+
+
+class UsedInPeriods(TypedDict):
+    """What a key has used today, in this month (UTC) and ever."""
+
+    today: UsedByKey
+    month: UsedByKey
+    total: UsedByKey
+
+
+class ShownKey(DescribedKey):
+    """A key with what it has used, and whether it is the caller's own."""
+
+    used: UsedInPeriods
+    own: bool
+
+
+class MadeKey(ShownKey):
+    """A key that was just made, with its text."""
+
+    key: str
+
+
+class KeyList(TypedDict):
+    """Keys, the oldest first."""
+
+    keys: list[ShownKey]
+
+
 async def show_keys(call: ConsoleCall) -> Response:
     """List the keys with what they used; to members, their own."""
     accounts, caller = call.accounts, call.caller
-    call.query()
+    call.query(NoQuery)
     keys = [key for key in accounts.keys if caller.role != "member" or caller.owns(key)]
     # Each is written by itself: all of ten thousand at once would hold up requests.
     return show(
@@ -66,7 +101,7 @@ async def change_key(call: ConsoleCall) -> Response:
         raise ApiError(400, "the body names no field to change")
     try:
         # What cannot be is refused before the database is asked; what others change meanwhile counts there.
-        _check(NewKey.parse({"name": "x"} | fields))
+        _check(KeyChange.parse(fields))
         async with call.gate.enter(call.caller.key_id):
             key = await accounts.database.change_key(call.name, fields)
             await accounts.learn_keys()
@@ -84,7 +119,7 @@ async def change_key(call: ConsoleCall) -> Response:
 async def revoke_key(call: ConsoleCall) -> Response:
     """Make a key useless for good: here at once, at other gateways within about a second."""
     accounts, caller = call.accounts, call.caller
-    call.query()
+    call.query(NoQuery)
     async with call.gate.enter(call.caller.key_id):
         if accounts.key(call.name) is None:
             await accounts.learn_keys()
@@ -135,16 +170,13 @@ def _used(counted: Mapping[str, Counted], now: Periods) -> dict[str, dict[str, f
 
 def _fields(call: ConsoleCall) -> dict[str, object]:
     """Return the JSON object in the body."""
-    call.query()
+    call.query(NoQuery)
     body = call.request.body
     if len(body) > _BODY_BYTES:
         raise ApiError(
             413, f"a key takes at most {_BODY_BYTES} bytes of JSON", code="request_too_large"
         )
-    try:
-        return msgspec.json.decode(body, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is no JSON object: {error}", code="invalid_json") from None
+    return read_object(body)
 
 
 def _check(spec: NewKey) -> NewKey:
@@ -168,11 +200,23 @@ def _note(call: ConsoleCall, event: str, key: ApiKey, **more: object) -> None:
 
 ROUTES = (
     ConsoleRoute(
-        "GET", "keys", ANY, "Keys without their secrets; for members, own ones", show_keys
+        *("GET", "keys", "viewer", show_keys, "Keys without their secrets; for members, own ones"),
+        gives=KeyList,
     ),
-    ConsoleRoute("POST", "keys", ADMINS, "Make a key, whose text is shown this once", make_key),
-    ConsoleRoute("PATCH", "keys/{id}", ADMINS, "Change a key", change_key),
     ConsoleRoute(
-        "DELETE", "keys/{id}", MEMBERS, "Revoke a key; others than admins, own ones", revoke_key
+        *("POST", "keys", "admin", make_key, "Make a key, whose text is shown this once"),
+        takes=NewKey,
+        gives=MadeKey,
+        status=201,
+    ),
+    ConsoleRoute(
+        *("PATCH", "keys/{id}", "admin", change_key, "Change a key"),
+        takes=KeyChange,
+        gives=ShownKey,
+    ),
+    ConsoleRoute(
+        *("DELETE", "keys/{id}", "member", revoke_key),
+        "Revoke a key; others than admins, own ones",
+        gives=ShownKey,
     ),
 )

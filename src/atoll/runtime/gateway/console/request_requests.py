@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Annotated, Any, TypedDict
 from urllib.parse import quote
 
 import msgspec
 
 from atoll.engines.graph_server import ENGINE as GRAPH_SERVER
 from atoll.runtime.gateway.backend_question import ask_backend
-from atoll.runtime.gateway.console.route import ANY, ConsoleCall, ConsoleRoute, show
+from atoll.runtime.gateway.console.route import ConsoleCall, ConsoleRoute, show
 from atoll.runtime.gateway.request_log import LoggedRequest, executor_spans
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.openai import ApiError
 
-_LAST = 100
 _TRACES = "/atoll/v1/traces"
 _ASK_S = 3.0
 _MAX_BYTES = 2 * 2**20
 
 
+class RequestsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many requests are meant, and of which model."""
+
+    last: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    model: str | None = None
+
+
+class RequestList(TypedDict):
+    """The last requests, the newest first."""
+
+    requests: list[dict[str, Any]]
+
+
 def show_requests(call: ConsoleCall) -> Response:
     """Return the last requests; for members, those of their own keys."""
-    query = call.query()
-    text = query.get("last", str(_LAST))
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= 1000:
-        raise ApiError(400, "last is a number from 1 to 1000", param="last")
+    query = call.query(RequestsQuery)
     found = [
         one
         for one in call.context.requests.last()
-        if _may_see(call, one) and query.get("model", one.model) == one.model
+        if _may_see(call, one) and query.model in (None, one.model)
     ]
-    return show({"requests": [one.summary() for one in found[: int(text)]]})
+    return show(RequestList(requests=[one.summary() for one in found[: query.last]]))
 
 
 async def show_request(call: ConsoleCall) -> Response:
@@ -76,7 +85,9 @@ async def _ask_executors(call: ConsoleCall, found: LoggedRequest) -> list[dict[s
 
 ROUTES = (
     ConsoleRoute(
-        *("GET", "requests", ANY, "The last requests", show_requests), query=("last", "model")
+        *("GET", "requests", "viewer", show_requests, "The last requests"),
+        gives=RequestList,
+        query=RequestsQuery,
     ),
-    ConsoleRoute("GET", "requests/{id}", ANY, "The way that a request took", show_request),
+    ConsoleRoute("GET", "requests/{id}", "viewer", show_request, "The way that a request took"),
 )

@@ -9,17 +9,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
-from atoll.runtime.gateway.console.alarms import AlarmBoard
+from atoll.runtime.gateway.console.alarms import Alarm, AlarmBoard
 from atoll.runtime.gateway.console.shown_machines import (
     ShownMachine,
+    ShownPipeline,
     count_machines,
     find_pipelines,
     list_machines,
 )
-from atoll.runtime.gateway.console.shown_models import list_models, show_promise
+from atoll.runtime.gateway.console.shown_models import ShownModel, list_models, show_promise
 from atoll.runtime.gateway.console.view import GatewayView
 from atoll.runtime.gateway.traffic_tally import ModelLook
 from atoll.telemetry.traffic_page import WindowSums
@@ -28,6 +30,65 @@ _FRESH_S = 1.0
 """A page that is younger is shown again: many may ask at once."""
 _HOUR_S = 3600.0
 _MTOKEN = 1e6
+
+
+class JudgedRequests(msgspec.Struct, frozen=True):
+    """Requests that had a promise, and those of them for which it was kept."""
+
+    judged: int = 0
+    kept: int = 0
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """A model and its traffic: rates of the last minute, times of the last five, in seconds."""
+
+    name: str
+    backends: int
+    up: int
+    running: int
+    requests_per_s: float = 0.0
+    input_tokens_per_s: float = 0.0
+    output_tokens_per_s: float = 0.0
+    first_token_s: float | None = None
+    token_s: float | None = None
+    usd_per_mtoken: float | None = None
+    promise: dict[str, float] | None = None
+    now: JudgedRequests = JudgedRequests()
+    day: JudgedRequests = JudgedRequests()
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gateway stands, at a Unix time."""
+
+    time_s: float
+    status: Literal["draining", "serving"]
+    uptime_s: float
+    running: int
+    connections: int
+    version: int
+    """Rises when models or machines changed."""
+    backends_up: int
+    backends: int
+    machines_up: int
+    machines: int
+    usd_per_hour: float | None
+    models: list[ServedModel]
+    alarms: list[Alarm]
+
+
+class ModelsPage(msgspec.Struct, frozen=True):
+    """All models with who serves them."""
+
+    version: int
+    models: tuple[ShownModel, ...]
+
+
+class MachinesPage(msgspec.Struct, frozen=True):
+    """All machines, and the pipelines over them."""
+
+    version: int
+    machines: tuple[ShownMachine, ...]
+    pipelines: tuple[ShownPipeline, ...]
 
 
 class CachedPage:
@@ -124,7 +185,7 @@ class GatewaySnapshots:
         if known is not None:
             return known
         models = list_models(self._view, list_machines(self._view), now_s)
-        body = msgspec.json.encode({"version": version, "models": models})
+        body = msgspec.json.encode(ModelsPage(version, models))
         return self._models.keep(body, version, now_s)
 
     def machines(self) -> bytes:
@@ -134,8 +195,7 @@ class GatewaySnapshots:
         if known is not None:
             return known
         machines = list_machines(self._view)
-        pipelines = find_pipelines(machines)
-        shown = {"version": version, "machines": machines, "pipelines": pipelines}
+        shown = MachinesPage(version, machines, find_pipelines(machines))
         return self._machines.keep(msgspec.json.encode(shown), version, now_s)
 
     def _make(self, version: int, now_s: float) -> bytes:
@@ -153,65 +213,50 @@ class GatewaySnapshots:
         costs = self._prices.split(tokens)
         running = Counter(relay.model for relay in view.relays)
         return msgspec.json.encode(
-            {
-                "time_s": round(time.time(), 3),
-                "status": "draining" if view.draining else "serving",
-                "uptime_s": round(time.time() - view.started_s, 1),
-                "running": len(view.relays),
-                "connections": len(view.connections),
-                "version": version,
-                "backends_up": sum(m.serves for m in pool.members.values()),
-                "backends": len(pool.members),
-                "machines_up": self._count[0],
-                "machines": self._count[1],
-                "usd_per_hour": _round(self._prices.usd_per_hour),
-                "models": [
+            Snapshot(
+                time_s=round(time.time(), 3),
+                status="draining" if view.draining else "serving",
+                uptime_s=round(time.time() - view.started_s, 1),
+                running=len(view.relays),
+                connections=len(view.connections),
+                version=version,
+                backends_up=sum(m.serves for m in pool.members.values()),
+                backends=len(pool.members),
+                machines_up=self._count[0],
+                machines=self._count[1],
+                usd_per_hour=_round(self._prices.usd_per_hour),
+                models=[
                     self._show_model(name, look, running[name], costs.get(name))
                     for name, look in looks.items()
                 ],
-                "alarms": self._alarms.look(view, looks),
-            }
+                alarms=self._alarms.look(view, looks),
+            )
         )
 
     def _show_model(
         self, name: str, look: ModelLook | None, running: int, usd_per_hour: float | None
-    ) -> dict[str, object]:
+    ) -> ServedModel:
         ring = self._view.pool.rings.get(name)
         members = [] if ring is None else ring.members
-        shown: dict[str, object] = {
-            "name": name,
-            "backends": len(members),
-            "up": sum(member.serves for member in members),
-            "running": running,
-        }
+        up = sum(member.serves for member in members)
         if look is None:
-            return shown | _NOTHING
+            return ServedModel(name, len(members), up, running)
         minute, recent, hour = look.traffic.minute, look.traffic.five_minutes, look.traffic.hour
-        return shown | {
-            "requests_per_s": _round(minute.arrivals / minute.seconds),
-            "input_tokens_per_s": _round(minute.input_sum / minute.seconds),
-            "output_tokens_per_s": _round(minute.output_sum / minute.seconds),
-            "first_token_s": _round(_ratio(recent.first_sum_s, recent.firsts)),
-            "token_s": _round(_ratio(recent.rest_sum_s, recent.rest_tokens)),
-            "usd_per_mtoken": _usd_per_mtoken(usd_per_hour, hour),
-            "promise": show_promise(look.promise),
-            "now": {"judged": recent.judged, "kept": recent.kept},
-            "day": {"judged": look.judged_day, "kept": look.kept_day},
-        }
-
-
-_NOTHING: dict[str, object] = {
-    "requests_per_s": 0.0,
-    "input_tokens_per_s": 0.0,
-    "output_tokens_per_s": 0.0,
-    "first_token_s": None,
-    "token_s": None,
-    "usd_per_mtoken": None,
-    "promise": None,
-    "now": {"judged": 0, "kept": 0},
-    "day": {"judged": 0, "kept": 0},
-}
-"""Of a model that nobody asked for."""
+        return ServedModel(
+            name,
+            len(members),
+            up,
+            running,
+            requests_per_s=_round(minute.arrivals / minute.seconds) or 0.0,
+            input_tokens_per_s=_round(minute.input_sum / minute.seconds) or 0.0,
+            output_tokens_per_s=_round(minute.output_sum / minute.seconds) or 0.0,
+            first_token_s=_round(_ratio(recent.first_sum_s, recent.firsts)),
+            token_s=_round(_ratio(recent.rest_sum_s, recent.rest_tokens)),
+            usd_per_mtoken=_usd_per_mtoken(usd_per_hour, hour),
+            promise=show_promise(look.promise),
+            now=JudgedRequests(recent.judged, recent.kept),
+            day=JudgedRequests(look.judged_day, look.kept_day),
+        )
 
 
 def _usd_per_mtoken(usd_per_hour: float | None, hour: WindowSums) -> float | None:

@@ -9,19 +9,25 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+import msgspec
+
+from atoll.core.errors import InputError
 from atoll.runtime.accounts.grants import role_forbids_error
+from atoll.runtime.gateway.budgets import MAX_BUDGETS, BudgetSettings
+from atoll.runtime.gateway.console.alarms import Level
+from atoll.runtime.gateway.console.history_requests import UnixTime
 from atoll.runtime.gateway.console.route import (
-    ANY,
-    LATEST_S,
     NO_STORE,
     ConsoleCall,
     ConsoleRoute,
     show,
 )
+from atoll.runtime.http.api_route import NoQuery
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.openai import ApiError
 
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
 
 ROWS = 10_000
 """Of JSON; more are left out, and that is said."""
+_BUDGET_BYTES = 4096
 CSV_ROWS = 100_000
 """Of CSV; more are refused: a file that lacks some would be taken for whole."""
 _MAX_GROUPS = 2
@@ -39,6 +46,53 @@ _AT_A_TIME = 500
 _FORMULA = ("=", "+", "-", "@", "|", "%", "'")
 """First characters that make a spreadsheet compute the text of a cell, or drop its beginning."""
 _BLANK = " \t\r\n\0\u00a0\ufeff"
+
+
+class UsageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """By what usage is summed up, of which requests, and how it is written."""
+
+    by: str = "key"
+    """One or two of the columns, with a comma between."""
+    since_s: UnixTime | None = None
+    until_s: UnixTime | None = None
+    key: str | None = None
+    format: Literal["json", "csv"] = "json"
+
+
+class ShownBudget(TypedDict):
+    """A budget of this month, and what of it is spent, in US dollars."""
+
+    key: str | None
+    name: str | None
+    owner: str | None
+    usd_per_month: float
+    spent_usd: float
+    level: Level
+    warn_at: float
+    in_settings: bool
+
+
+class BudgetList(TypedDict):
+    """Budgets that a caller may see."""
+
+    budgets: list[ShownBudget]
+
+
+class ShownGap(TypedDict):
+    """A time (Unix) in which a gateway could not write down all, and how many requests are missing of it."""
+
+    since_s: float
+    until_s: float | None
+    lost: int
+
+
+class UsageSums(TypedDict):
+    """Sums in the order of their groups; `truncated`: there are more. Members are told of no gaps."""
+
+    by: list[str]
+    rows: list[dict[str, Any]]
+    truncated: bool
+    gaps: list[ShownGap]
 
 
 def show_budgets(call: ConsoleCall) -> Response:
@@ -54,37 +108,78 @@ def show_budgets(call: ConsoleCall) -> Response:
         if caller.role == "member" and not own:
             continue
         found.append(
-            {
-                "key": budget.key,
-                "name": None if key is None else key.spec.name,
-                "owner": budget.owner,
-                "usd_per_month": budget.usd_per_month,
-                "spent_usd": round(one.spent_usd, 6),
-                "level": one.level,
-            }
+            ShownBudget(
+                key=budget.key,
+                name=None if key is None else key.spec.name,
+                owner=budget.owner,
+                usd_per_month=budget.usd_per_month,
+                spent_usd=round(one.spent_usd, 6),
+                level=one.level,
+                warn_at=budget.warn_at,
+                in_settings=one.in_settings,
+            )
         )
-    return show({"budgets": found})
+    return show(BudgetList(budgets=found))
+
+
+async def set_budget(call: ConsoleCall) -> Response:
+    """Set the budget of a key, an owner or all requests; of each there is one."""
+    accounts = call.accounts
+    call.query(NoQuery)
+    if len(call.request.body) > _BUDGET_BYTES:
+        raise ApiError(413, "a budget takes fewer bytes of JSON", code="request_too_large")
+    try:
+        budget = BudgetSettings.from_json(call.request.body)
+    except InputError as error:
+        raise ApiError(400, str(error), param=error.field) from None
+    async with call.gate.enter(call.caller.key_id):
+        if budget.key is not None and accounts.key(budget.key) is None:
+            raise ApiError(404, f"there is no key {budget.key[:100]!r}", code="not_found")
+        kept = await accounts.database.set_budget(budget.id, budget.to_json(), most=MAX_BUDGETS)
+        if not kept:
+            raise ApiError(400, f"there are {MAX_BUDGETS} budgets, and no more are kept")
+        await call.context.budgets.look(time.time())
+    call.context.log.event(
+        "budget.set", budget=budget.id, usd=budget.usd_per_month, by=call.caller.label
+    )
+    return show_budgets(call)
+
+
+async def remove_budget(call: ConsoleCall) -> Response:
+    """Remove a budget that was set here; one of the settings counts again."""
+    call.query(NoQuery)
+    async with call.gate.enter(call.caller.key_id):
+        if not await call.accounts.database.remove_budget(call.name):
+            raise ApiError(404, f"no budget {call.name[:100]!r} was set here", code="not_found")
+        await call.context.budgets.look(time.time())
+    call.context.log.event("budget.removed", budget=call.name, by=call.caller.label)
+    return show_budgets(call)
 
 
 async def show_usage(call: ConsoleCall) -> Response:
     """Sum up what was used; for members, by their own keys."""
     accounts = call.accounts
     # There where accounts are: it needs what the database needs.
+    from atoll.runtime.accounts.gaps import read_gaps
     from atoll.runtime.accounts.usage_report import SUMS, columns_of, usage
 
-    query = call.query()
-    by = _read_groups(query.get("by", "key"), SUMS)
-    kind = query.get("format", "json")
-    if kind not in ("json", "csv"):
-        raise ApiError(400, "format is json or csv", param="format")
+    query = call.query(UsageQuery)
+    by = _read_groups(query.by, SUMS)
     span = _period(call, query)
-    max_rows = CSV_ROWS if kind == "csv" else ROWS
-    read = _CsvText(columns_of(by)) if kind == "csv" else _JsonRows()
+    is_csv = query.format == "csv"
+    max_rows = CSV_ROWS if is_csv else ROWS
+    gaps: list[ShownGap] = []
+    read = _CsvText(columns_of(by)) if is_csv else _JsonRows(gaps)
     if span is not None:
         async with (
             call.gate.enter(call.caller.key_id),
             aclosing(usage(accounts.database, by, span, max_rows + 1)) as rows,
         ):
+            if not is_csv and call.caller.role != "member":
+                gaps += [
+                    ShownGap(since_s=gap.since_s, until_s=gap.until_s, lost=gap.lost)
+                    for gap in await read_gaps(accounts.database, span.since_s, span.until_s)
+                ]
             async for row in rows:
                 read.add(row)
                 if read.count % _AT_A_TIME == 0:
@@ -95,8 +190,9 @@ async def show_usage(call: ConsoleCall) -> Response:
 class _JsonRows:
     """Rows as JSON."""
 
-    def __init__(self) -> None:
+    def __init__(self, gaps: list[ShownGap]) -> None:
         self.count = 0
+        self.gaps = gaps
         self._rows: list[Row] = []
 
     def add(self, row: Row) -> None:
@@ -104,7 +200,9 @@ class _JsonRows:
         self._rows.append(row)
 
     def answer(self, by: Sequence[str]) -> Response:
-        return show({"by": by, "rows": self._rows[:ROWS], "truncated": self.count > ROWS})
+        rows = self._rows[:ROWS]
+        truncated = self.count > ROWS
+        return show(UsageSums(by=list(by), rows=rows, truncated=truncated, gaps=self.gaps))
 
 
 class _CsvText:
@@ -151,13 +249,12 @@ def _read_groups(text: str, known: Sequence[str]) -> list[str]:
     return by
 
 
-def _period(call: ConsoleCall, query: Mapping[str, str]) -> UsagePeriod | None:
+def _period(call: ConsoleCall, query: UsageQuery) -> UsagePeriod | None:
     """Return which requests are meant and may be seen; None: none at all."""
     from atoll.runtime.accounts.usage_report import UsagePeriod
 
     accounts, caller = call.accounts, call.caller
-    since_s, until_s = _moment(query, "since_s"), _moment(query, "until_s")
-    key_id = query.get("key")
+    since_s, until_s, key_id = query.since_s, query.until_s, query.key
     is_member = caller.role == "member"
     if key_id is not None:
         key = accounts.key(key_id)
@@ -173,29 +270,26 @@ def _period(call: ConsoleCall, query: Mapping[str, str]) -> UsagePeriod | None:
     return None if caller.key_id is None else UsagePeriod(since_s, until_s, caller.key_id)
 
 
-def _moment(query: Mapping[str, str], name: str) -> float | None:
-    """Read a moment (Unix time); an empty one is none."""
-    text = query.get(name, "")
-    if not text:
-        return None
-    try:
-        at_s = float(text)
-    except ValueError:
-        at_s = -1.0
-    if not 0.0 <= at_s <= LATEST_S:
-        raise ApiError(400, f"{name} is a time in seconds since 1970", param=name)
-    return at_s
-
-
 ROUTES = (
-    ConsoleRoute("GET", "budgets", ANY, "How budgets of this month stand", show_budgets),
     ConsoleRoute(
-        "GET",
-        "usage",
-        ANY,
+        *("GET", "budgets", "viewer", show_budgets, "How budgets of this month stand"),
+        gives=BudgetList,
+    ),
+    ConsoleRoute(
+        *("PUT", "budgets", "admin", set_budget, "Set the budget of a key, an owner or all"),
+        takes=BudgetSettings,
+        gives=BudgetList,
+    ),
+    ConsoleRoute(
+        *("DELETE", "budgets/{id:path}", "admin", remove_budget),
+        "Remove a budget that was set so",
+        gives=BudgetList,
+    ),
+    ConsoleRoute(
+        *("GET", "usage", "viewer", show_usage),
         "What was used, summed up; for members, by own keys",
-        show_usage,
-        query=("by", "since_s", "until_s", "key", "format"),
+        gives=UsageSums,
+        query=UsageQuery,
         makes=("application/json", "text/csv"),
     ),
 )

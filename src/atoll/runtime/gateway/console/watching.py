@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import TypedDict
 
-from atoll.runtime.gateway.console.draining import drain, take_back
+from atoll.core.roles import Role
+from atoll.runtime.gateway.console.draining import DrainRequest, drain, take_back
 from atoll.runtime.gateway.console.live_feed import LiveAnswer
 from atoll.runtime.gateway.console.route import (
-    ANY,
     NO_STORE,
-    OPERATORS,
     ConsoleCall,
     ConsoleRoute,
     show,
 )
+from atoll.runtime.gateway.console.shown_machines import ShownMachine
+from atoll.runtime.gateway.console.snapshot import MachinesPage, ModelsPage, Snapshot
+from atoll.runtime.http.api_route import EVENTS
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.openai import ApiError
+
+
+class ShownCaller(TypedDict):
+    """Who asks, and whether the gateway has keys, and needs them for models."""
+
+    id: str | None
+    name: str
+    owner: str
+    role: Role
+    keys_needed: bool
+    accounts: bool
 
 
 def show_snapshot(call: ConsoleCall) -> Response:
@@ -51,42 +64,53 @@ def show_machines(call: ConsoleCall) -> Response:
 def drain_machine(call: ConsoleCall) -> Response:
     """Take a machine out of service."""
     machine = drain(call.context, call.name, call.request.body, call.caller.label)
-    return show(msgspec.to_builtins(machine))
+    return show(machine)
 
 
 def take_machine_back(call: ConsoleCall) -> Response:
     """Take a machine back into service."""
     machine = take_back(call.context, call.name, call.caller.label)
-    return show(msgspec.to_builtins(machine))
+    return show(machine)
 
 
 def show_me(call: ConsoleCall) -> Response:
     """Say who the caller is, and whether this gateway has keys: a page shows it after a login."""
     caller, accounts = call.caller, call.context.accounts
     return show(
-        {
-            "id": caller.key_id,
-            "name": caller.name,
-            "owner": caller.owner,
-            "role": caller.role,
-            "keys_needed": accounts is not None and accounts.required,
-            "accounts": accounts is not None,
-        }
+        ShownCaller(
+            id=caller.key_id,
+            name=caller.name,
+            owner=caller.owner,
+            role=caller.role,
+            keys_needed=accounts is not None and accounts.required,
+            accounts=accounts is not None,
+        )
     )
 
 
-_DRAIN = "machines/{id}/drain"
+_DRAIN = "machines/{id:path}/drain"
 ROUTES = (
-    ConsoleRoute("GET", "me", ANY, "Who asks", show_me),
-    ConsoleRoute("GET", "snapshot", ANY, "How the gateway stands", show_snapshot),
+    ConsoleRoute("GET", "me", "viewer", show_me, "Who asks", gives=ShownCaller),
     ConsoleRoute(
-        *("GET", "live", ANY, "How the gateway stands, as events", listen),
-        makes=("text/event-stream",),
+        *("GET", "snapshot", "viewer", show_snapshot, "How the gateway stands"), gives=Snapshot
     ),
-    ConsoleRoute("GET", "models", ANY, "Models with who serves them", show_models),
-    ConsoleRoute("GET", "machines", ANY, "Nodes, backends and pipelines over them", show_machines),
-    ConsoleRoute("POST", _DRAIN, OPERATORS, "Take a machine out of service", drain_machine),
     ConsoleRoute(
-        "DELETE", _DRAIN, OPERATORS, "Take a machine back into service", take_machine_back
+        *("GET", "live", "viewer", listen, "How the gateway stands, as events"), makes=(EVENTS,)
+    ),
+    ConsoleRoute(
+        *("GET", "models", "viewer", show_models, "Models with who serves them"), gives=ModelsPage
+    ),
+    ConsoleRoute(
+        *("GET", "machines", "viewer", show_machines, "Nodes, backends and pipelines over them"),
+        gives=MachinesPage,
+    ),
+    ConsoleRoute(
+        *("POST", _DRAIN, "operator", drain_machine, "Take a machine out of service"),
+        takes=DrainRequest,
+        gives=ShownMachine,
+    ),
+    ConsoleRoute(
+        *("DELETE", _DRAIN, "operator", take_machine_back, "Take a machine back into service"),
+        gives=ShownMachine,
     ),
 )

@@ -25,7 +25,7 @@ async function failure(answer) {
   }
   const text = told.message ?? `the server answered ${answer.status}`;
   const error = new ApiError(text, { status: answer.status, code: told.code ?? null, param: told.param ?? null, retryAfter: answer.headers.get("retry-after") });
-  if (answer.status === 401 && !new URL(answer.url).pathname.startsWith("/session")) onLogout(error);
+  if (answer.status === 401 && !new URL(answer.url).pathname.startsWith("/atoll/v1/session")) onLogout(error);
   return error;
 }
 

@@ -36,7 +36,7 @@ export function openLive({ over, check }) {
   document.addEventListener("visibilitychange", followVisibility);
 
   function open() {
-    source = new EventSource("/live");
+    source = new EventSource("/atoll/v1/live");
     for (const topic of topics) source.addEventListener(topic, (event) => tell(topic, JSON.parse(event.data)));
     source.addEventListener("over", (event) => {
       closed = true;

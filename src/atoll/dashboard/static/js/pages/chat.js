@@ -35,7 +35,7 @@ export const page = {
     let broken = false;
     const load = async () => {
       try {
-        const told = await ctx.api.get("/api/gateway/models");
+        const told = await ctx.api.get("/atoll/v1/models");
         if (gone) return;
         version = told.version;
         const models = (told.models ?? []).map(clean).filter(talks);

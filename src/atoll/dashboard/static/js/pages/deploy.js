@@ -10,7 +10,7 @@ import { openLog } from "./deploy/log.js";
 import { serviceForm, textForm } from "./deploy/forms.js";
 import { drawHistory, drawNext } from "./plan.js";
 
-const base = (fleet) => `/api/planner/fleets/${encodeURIComponent(fleet)}`;
+const base = (fleet) => `/atoll/v1/fleets/${encodeURIComponent(fleet)}`;
 const quantity = (value) => (value === undefined || value === null ? DASH : typeof value === "object" ? JSON.stringify(value) : String(value));
 
 function promise(entry) {
@@ -169,7 +169,7 @@ export const page = {
     }
 
     set(place, loading());
-    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/planner/fleets"), (told) => {
+    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/atoll/v1/fleets"), (told) => {
       fleets = told.fleets;
       const fleet = firstFleet(fleets, ctx.params);
       if (!fleet) return empty("No fleet yet", "A fleet file says which models are promised what, and which machines there are.", snippet("atoll init\natoll operate fleet.yaml --dashboard --ask page"));

@@ -60,9 +60,9 @@ function chartOf(told, [figure, title, { format, axis = format, total = true }],
 async function decisions(ctx) {
   if (!ctx.session?.planner) return [];
   try {
-    const { fleets } = await ctx.api.get("/api/planner/fleets");
+    const { fleets } = await ctx.api.get("/atoll/v1/fleets");
     const up = fleets.filter((one) => one.kind === "operated" && one.up);
-    const told = await Promise.all(up.map((one) => ctx.api.get(`/api/planner/fleets/${encodeURIComponent(one.name)}/history?last=500`)));
+    const told = await Promise.all(up.map((one) => ctx.api.get(`/atoll/v1/fleets/${encodeURIComponent(one.name)}/history?last=500`)));
     return told.flatMap(({ events }) => events.filter((one) => one.kind === "plan").map((one) => ({ at_s: one.at_s, text: one.text })));
   } catch {
     return []; // the curves are worth having without
@@ -104,7 +104,7 @@ export const page = {
       const until_s = Math.ceil(Date.now() / 1000);
       const since_s = until_s - Number(chosen.range);
       try {
-        const [found, plans] = await Promise.all([ctx.api.get(`/api/gateway/history?of=${chosen.of}&since_s=${since_s}&until_s=${until_s}`), decisions(ctx)]);
+        const [found, plans] = await Promise.all([ctx.api.get(`/atoll/v1/history?of=${chosen.of}&since_s=${since_s}&until_s=${until_s}`), decisions(ctx)]);
         if (gone || mine !== turn) return;
         told = { ...found, span: [since_s, until_s], changes: [...(found.changes ?? []), ...plans.filter((one) => one.at_s >= since_s)].sort((a, b) => a.at_s - b.at_s) };
         draw();

@@ -18,7 +18,7 @@ export const page = {
     root.append(place);
     let fleets = [];
     let listening = null;
-    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/planner/fleets"), (told) => {
+    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/atoll/v1/fleets"), (told) => {
       fleets = told.fleets.filter((one) => one.kind === "operated" || one.kind === "served");
       const fleet = firstFleet(fleets, ctx.params);
       if (!fleet) return h("section", { class: "card", "aria-label": "Logs" }, empty("No fleet runs here", "Logs are read of fleets that this machine operates or serves:", snippet("atoll up fleet.yaml"), snippet("atoll serve fleet.yaml")));
@@ -30,7 +30,7 @@ export const page = {
       listening?.abort();
       const inner = h("div");
       set(place, h("div", { class: "toolbar" }, fleetChoice(fleets, fleet, (next) => show(next))), inner);
-      load(inner, () => ctx.api.get(`/api/planner/fleets/${encodeURIComponent(fleet)}/logs`), ({ logs, errors }) => {
+      load(inner, () => ctx.api.get(`/atoll/v1/fleets/${encodeURIComponent(fleet)}/logs`), ({ logs, errors }) => {
         if (!logs.length) return card("Logs", {}, empty("Nothing to read yet", errors[0] ?? "Instances of this fleet have not started."));
         return drawLog(fleet, logs, errors, logs.includes(named) ? named : logs.find((each) => each !== "gateway" && each !== "hub") ?? logs[0]);
       });
@@ -73,7 +73,7 @@ export const page = {
         pause.lastChild.textContent = "Pause";
         history.replaceState(null, "", `/logs?fleet=${encodeURIComponent(fleet)}&log=${encodeURIComponent(choice.value)}`);
         try {
-          const answer = await ctx.api.send("GET", `/api/planner/fleets/${encodeURIComponent(fleet)}/logs/${encodeURIComponent(choice.value)}?follow=1&lines=500`, { signal: mine.signal, headers: { accept: "text/event-stream" } });
+          const answer = await ctx.api.send("GET", `/atoll/v1/fleets/${encodeURIComponent(fleet)}/logs/${encodeURIComponent(choice.value)}?follow=1&lines=500`, { signal: mine.signal, headers: { accept: "text/event-stream" } });
           for await (const { event, data } of ctx.api.events(answer)) {
             if (mine !== listening) return;
             if (event === "error") throw new Error(JSON.parse(data).message);

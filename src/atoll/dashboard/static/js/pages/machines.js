@@ -32,7 +32,7 @@ export const page = {
       busy = true;
       asked = performance.now();
       try {
-        const told = await ctx.api.get("/api/gateway/machines");
+        const told = await ctx.api.get("/atoll/v1/machines");
         if (gone) return;
         version = told.version ?? version;
         view.show(told);
@@ -245,7 +245,7 @@ function openView(place, ctx) {
 
   // Draining
 
-  const path = (machine) => `/api/gateway/machines/${encodeURIComponent(machine.id)}/drain`;
+  const path = (machine) => `/atoll/v1/machines/${encodeURIComponent(machine.id)}/drain`;
 
   function changed(machine, text) {
     ctx.toast(text);

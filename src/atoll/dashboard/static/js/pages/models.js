@@ -217,7 +217,7 @@ export const page = {
       if (busy) return;
       busy = true;
       try {
-        const answer = await ctx.api.get("/api/gateway/models");
+        const answer = await ctx.api.get("/atoll/v1/models");
         if (gone) return;
         if (!told) set(list);
         told = answer;

@@ -7,7 +7,7 @@ import { group, instanceColumns, planPicture } from "../lib/planpicture.js";
 import { withPlanner } from "../lib/services.js";
 import { badge, button, card, empty, failed, figure, load, loading, stateBadge, table } from "../lib/ui.js";
 
-const url = (fleet, what) => `/api/planner/fleets/${encodeURIComponent(fleet)}/${what}`;
+const url = (fleet, what) => `/atoll/v1/fleets/${encodeURIComponent(fleet)}/${what}`;
 const KIND_TONES = { plan: "info", start: "good", drain: "warn", stop: "warn", failure: "bad", controller: "", reweight: "", note: "" };
 
 function serviceTable(plan) {
@@ -83,7 +83,7 @@ export const page = {
       const note = h("p", { class: "note" }, "Planning…");
       set(where, h("div", { class: "state" }, h("span", { class: "spinner" }), note));
       try {
-        const found = await ctx.api.job("/api/planner/whatif", { fleet }, { onProgress: (told) => set(note, told.text ?? "Planning…") });
+        const found = await ctx.api.job("/atoll/v1/whatif", { fleet }, { onProgress: (told) => set(note, told.text ?? "Planning…") });
         set(where, drawPlan(found.now.plan));
       } catch (error) {
         set(where, failed(error, () => planNow(fleet, where)));
@@ -126,7 +126,7 @@ export const page = {
     }
 
     set(place, loading());
-    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/planner/fleets"), (told) => {
+    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/atoll/v1/fleets"), (told) => {
       fleets = told.fleets;
       const fleet = firstFleet(fleets, ctx.params);
       if (!fleet) return empty("No fleet yet", "A fleet file says which models are promised what, and which machines there are.", h("pre", {}, "atoll init\natoll up fleet.yaml"));

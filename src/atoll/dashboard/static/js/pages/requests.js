@@ -64,7 +64,7 @@ export const page = {
       if (!id) return set(one);
       set(one, loading());
       try {
-        const told = await ctx.api.get(`/api/gateway/requests/${encodeURIComponent(id)}`);
+        const told = await ctx.api.get(`/atoll/v1/requests/${encodeURIComponent(id)}`);
         if (gone || mine !== turn) return;
         set(one, card(`Request ${told.id}`, { actions: [copyButton(told.id, "Copy id")] }, drawRequest(told)));
       } catch (error) {
@@ -77,7 +77,7 @@ export const page = {
 
     async function loadList(quiet = false) {
       try {
-        const told = await ctx.api.get(`/api/gateway/requests?last=100${model ? `&model=${encodeURIComponent(model)}` : ""}`);
+        const told = await ctx.api.get(`/atoll/v1/requests?last=100${model ? `&model=${encodeURIComponent(model)}` : ""}`);
         if (gone) return;
         const names = [...new Set([model, ...(ctx.live.last("gateway")?.models ?? []).map((each) => each.name), ...told.requests.map((each) => each.model)])].filter(Boolean).sort();
         if (models.options.length !== names.length + 1) set(models, h("option", { value: "" }, "All models"), names.map((each) => h("option", { value: each, selected: each === model }, each)));

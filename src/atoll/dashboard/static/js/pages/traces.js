@@ -34,7 +34,7 @@ function drawReport(found) {
       { name: "Tokens", right: true, value: (one) => rate(one.tokens_per_s) },
     ], found.services ?? [], { caption: "What was seen, by service" }),
     time.t_s?.length > 1 ? lines([{ name: "running", points: time.t_s.map((t, at) => [t, time.running[at]]) }], { label: "Requests that run, over time", format: number, formatX: seconds, height: 140 }) : null,
-    found.report ? h("div", { class: "row" }, h("a", { class: "button", href: `/api/planner/reports/${encodeURIComponent(found.report)}`, target: "_blank", rel: "noopener" }, icon("arrow"), h("span", {}, "The whole report"))) : null);
+    found.report ? h("div", { class: "row" }, h("a", { class: "button", href: `/atoll/v1/reports/${encodeURIComponent(found.report)}`, target: "_blank", rel: "noopener" }, icon("arrow"), h("span", {}, "The whole report"))) : null);
 }
 
 export const page = {
@@ -56,7 +56,7 @@ export const page = {
       if (picked.size > MOST_BYTES) { toast("The file is larger than 64 MiB: cut it with `atoll trace`", "bad"); return; }
       drop.setAttribute("aria-busy", "true");
       try {
-        const made = await ctx.api.send("POST", "/api/planner/traces", { body: picked, headers: { "content-type": "application/octet-stream", "x-atoll-filename": encodeURIComponent(picked.name) } }).then((answer) => answer.json());
+        const made = await ctx.api.send("POST", "/atoll/v1/traces", { body: picked, headers: { "content-type": "application/octet-stream", "x-atoll-filename": encodeURIComponent(picked.name) } }).then((answer) => answer.json());
         chosen = (made.trace ?? made).id;
         toast(`${picked.name} is here`);
         await refresh();
@@ -70,7 +70,7 @@ export const page = {
 
     async function remove(trace) {
       try {
-        await ctx.api.del(`/api/planner/traces/${encodeURIComponent(trace.id)}`);
+        await ctx.api.del(`/atoll/v1/traces/${encodeURIComponent(trace.id)}`);
         if (chosen === trace.id) chosen = null;
         await refresh();
       } catch (error) {
@@ -92,7 +92,7 @@ export const page = {
     }
 
     async function refresh() {
-      traces = (await ctx.api.get("/api/planner/traces")).traces;
+      traces = (await ctx.api.get("/atoll/v1/traces")).traces;
       if (!traces.some((one) => one.id === chosen)) chosen = traces[0]?.id ?? null;
       pick(chosen);
     }
@@ -114,7 +114,7 @@ export const page = {
         set(result, card("Result", {}, h("div", { class: "state" }, bar, words)));
         try {
           const asked = { fleet, trace: chosen, service: service.value.trim() || null, speed: Number(speed.value) || 1, duration_s: Number(lasts.value), seed: Number(seed.value) || 0 };
-          const found = await ctx.api.job("/api/planner/simulate", asked, { signal: mine.signal, onProgress: (told) => {
+          const found = await ctx.api.job("/atoll/v1/simulate", asked, { signal: mine.signal, onProgress: (told) => {
             if (told.share !== undefined && told.share !== null) bar.value = told.share;
             set(words, told.text ?? "Simulating…");
           } });
@@ -137,7 +137,7 @@ export const page = {
     const stop = withPlanner(ctx, root, () => {
       set(root, columns, result);
       load(form, async () => {
-        const [told] = await Promise.all([ctx.api.get("/api/planner/fleets"), refresh()]);
+        const [told] = await Promise.all([ctx.api.get("/atoll/v1/fleets"), refresh()]);
         return told;
       }, (told) => {
         fleets = told.fleets;

@@ -136,7 +136,7 @@ export const page = {
       const dialsPlace = h("div"), result = h("div", { class: "stack", id: "result" });
       set(place, h("p", { class: "lead" }, "Change demand, promises, prices or machines and see the cheapest plan for them beside today’s. Nothing is applied."),
         h("div", { class: "whatif" }, h("div", { class: "stack" }, card("Change", { actions: [] }, fleetChoice(fleets, fleet, show), dialsPlace)), result));
-      load(dialsPlace, () => ctx.api.get(`/api/planner/fleets/${encodeURIComponent(fleet)}/dials`), (dials) => {
+      load(dialsPlace, () => ctx.api.get(`/atoll/v1/fleets/${encodeURIComponent(fleet)}/dials`), (dials) => {
         const state = h("span", { class: "note", role: "status" });
         const go = button("Plan", () => run(), { kind: "primary", symbol: "play", id: "plan-now" });
         const made = buildDials(dials, () => { clearTimeout(waiting); waiting = setTimeout(() => run(), WAIT_MS); });
@@ -150,7 +150,7 @@ export const page = {
           result.setAttribute("aria-busy", "true");
           set(state, "Planning…");
           try {
-            const found = await ctx.api.job("/api/planner/whatif", { fleet, ...made.read(), ...(exact ? { exact } : {}) }, { signal: mine.signal, onProgress: (told) => {
+            const found = await ctx.api.job("/atoll/v1/whatif", { fleet, ...made.read(), ...(exact ? { exact } : {}) }, { signal: mine.signal, onProgress: (told) => {
               if (told.share !== undefined && told.share !== null) bar.value = told.share;
               set(words, told.text ?? "Planning…");
               set(state, told.text ?? "Planning…");
@@ -173,7 +173,7 @@ export const page = {
     }
 
     set(place, loading());
-    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/planner/fleets"), (told) => {
+    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/atoll/v1/fleets"), (told) => {
       fleets = told.fleets;
       const fleet = firstFleet(fleets, ctx.params);
       if (!fleet) return empty("No fleet to plan", "Give the dashboard a fleet file:", snippet("atoll dashboard --fleet fleet.yaml"));

@@ -47,7 +47,7 @@ export async function ask(api, body, answer, { signal, changed }) {
   answer.begun = performance.now();
   let ended = false;
   try {
-    const reply = await api.send("POST", "/api/v1/chat/completions", { body, signal, headers: { accept: "text/event-stream", "x-atoll-events": "1" } });
+    const reply = await api.send("POST", "/v1/chat/completions", { body, signal, headers: { accept: "text/event-stream", "x-atoll-events": "1" } });
     for await (const { data, comment } of api.events(reply)) {
       if (comment !== undefined) noteComment(answer, comment);
       else if (data === "[DONE]") ended = true;

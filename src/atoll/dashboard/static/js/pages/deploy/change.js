@@ -48,7 +48,7 @@ export function showPlan(ctx, { place, ask, word, text = null, complain, fleet, 
 
   async function run() {
     try {
-      const found = await ctx.api.job("/api/planner/whatif", ask, { signal: mine.signal, onProgress: (told) => {
+      const found = await ctx.api.job("/atoll/v1/whatif", ask, { signal: mine.signal, onProgress: (told) => {
         if (told.share !== undefined && told.share !== null) bar.value = told.share;
         set(words, told.text ?? "Planning…");
       } });
@@ -70,7 +70,7 @@ export function showPlan(ctx, { place, ask, word, text = null, complain, fleet, 
   async function apply(written, pressed) {
     pressed.disabled = true;
     try {
-      const told = await ctx.api.put(`/api/planner/fleets/${encodeURIComponent(fleet)}/file`, { file: written, version: version() });
+      const told = await ctx.api.put(`/atoll/v1/fleets/${encodeURIComponent(fleet)}/file`, { file: written, version: version() });
       ctx.toast(`The fleet file is replaced: ${told.changed}`);
       applied(told);
     } catch (error) {

@@ -16,7 +16,7 @@ const KEYS = [
 let catalog = null;
 
 /** The models of the catalog, asked for once. */
-const listModels = (ctx) => (catalog ??= ctx.api.get("/api/planner/catalog/models").then((told) => told.models, (error) => { catalog = null; throw error; }));
+const listModels = (ctx) => (catalog ??= ctx.api.get("/atoll/v1/catalog/models").then((told) => told.models, (error) => { catalog = null; throw error; }));
 
 function describe(model) {
   const parts = [model.params ? `${count(model.params)} parameters` : null, model.weight_bytes ? `${bytes(model.weight_bytes)} of weights` : null, model.context ? `${count(model.context)} tokens of context` : null];
@@ -57,7 +57,7 @@ function modelChoice(ctx, given) {
     on: (listener) => named.addEventListener("change", listener),
     async read() {
       if (where.value === "catalog") return { model: asked(), models: {} };
-      const found = await ctx.api.post("/api/planner/catalog/models", { source: asked() });
+      const found = await ctx.api.post("/atoll/v1/catalog/models", { source: asked() });
       set(facts, describe(found));
       return { model: found.name, models: found.entry ? { [found.name]: found.entry } : {} };
     },
