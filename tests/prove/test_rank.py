@@ -6,15 +6,23 @@ import numpy as np
 import pytest
 
 from atoll.catalog.catalog import Catalog
+from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Settings
 from atoll.plan.validate.check import validate
 from atoll.prove.rank import Simulated
+from atoll.solve.effort import Measured
 from atoll.solve.place.place_service import FlowEffort
 from atoll.solve.place.place_solver import solve
+from atoll.solve.place.refine import DRAWS
 from atoll.workload.lengths import LengthMix
 from tests.plan.clusters import problem, service
 
 CATALOG = Catalog.default()
+
+
+def mean(rank: Simulated, plan: Plan) -> Measured:
+    """What a plan generates on average over the draws by which plans are ranked."""
+    return Measured.mean([rank(plan, draw) for draw in range(DRAWS)])
 
 
 def test_requests_of_one_length_vary_around_it() -> None:
@@ -40,6 +48,7 @@ def test_more_requests_begin_with_the_same() -> None:
     few, many = own.requests(500), own.requests(5000)
     assert few.input.tolist() == many.input[:500].tolist()
     assert few.output.tolist() == many.output[:500].tolist()
+    assert own.requests(500, draw=1).input.tolist() != few.input.tolist()
 
 
 def test_the_plan_is_the_best_of_those_simulated() -> None:
@@ -56,7 +65,7 @@ def test_the_plan_is_the_best_of_those_simulated() -> None:
     assert told[-1].startswith(f"simulated {len(told)} plans: best ")
     # One node of four holds few layers; the plan that is chosen generates at least what a simple rule does.
     swarm = solve("swarm", asked, CATALOG, FlowEffort(work=0.1))
-    assert rank(made).score >= rank(swarm).score
+    assert mean(rank, made).score >= mean(rank, swarm).score
     assert rank(made) == rank(made)
 
 
@@ -81,5 +90,5 @@ def test_what_runs_is_among_those_simulated() -> None:
     best = solve("flow.search", asked, CATALOG, FlowEffort(work=1.0, bounded=False, rank=rank))
     running = asked.replace(running=best.instances)
     again = solve("flow.search", running, CATALOG, FlowEffort(work=0.01, bounded=False, rank=rank))
-    assert rank(again).tokens_per_s >= rank(best).tokens_per_s
+    assert mean(rank, again).tokens_per_s >= mean(rank, best).tokens_per_s
     assert any("ranked under plain round robin" in note for note in again.notes)

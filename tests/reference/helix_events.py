@@ -185,6 +185,17 @@ def _append(first: Ints, last: Ints, after: Ints, queue: int, q: int) -> None:
 
 
 @njit(cache=True)
+def _count(counts: Ints, row: int, prompt: int, done: int) -> None:
+    """Count a request that does its prompt, or that decodes, with what stands together."""
+    if done == 0:
+        counts[row, 0] += 1
+        counts[row, 1] += prompt
+    else:
+        counts[row, 2] += 1
+        counts[row, 3] += done
+
+
+@njit(cache=True)
 def _next_layer(slot_first: Ints, base: int, count: int, layer: int) -> int:
     """The next layer before which any request waits, the same one where none does elsewhere."""
     for step in range(1, count):
@@ -290,11 +301,16 @@ def _simulate(  # noqa: C901 - one loop over events; split up it would pass sixt
     queue_last = np.full(links, -1, np.int64)
     sending = np.full(links, -1, np.int64)
     # Nodes: who waits before each layer, the batch, the layer, tokens not yet copied, the cache.
+    # `slot` and `running` say what stands in a queue and in a batch, all together: prompts, their tokens,
+    # requests that decode, their context. So a batch goes on to the next layer as a whole.
     base = np.zeros(nodes + 1, np.int64)
     base[1:] = np.cumsum(end - start)
     slot_first = np.full(base[nodes], -1, np.int64)
     slot_last = np.full(base[nodes], -1, np.int64)
+    slot = np.zeros((base[nodes], 4), np.int64)
     batch = np.full(nodes, -1, np.int64)
+    batch_last = np.full(nodes, -1, np.int64)
+    running = np.zeros((nodes, 4), np.int64)
     layer = np.zeros(nodes, np.int64)
     uncopied = np.zeros(nodes, np.int64)
     used = np.zeros(nodes)
@@ -418,7 +434,9 @@ def _simulate(  # noqa: C901 - one loop over events; split up it would pass sixt
                 soon.append((number, _END, 0))
             else:
                 reached = end[head[way[q, at[q] - 1]]] if at[q] > 0 else 0
-                _append(slot_first, slot_last, after, base[v] + reached - start[v], q)
+                here = base[v] + reached - start[v]
+                _append(slot_first, slot_last, after, here, q)
+                _count(slot, here, prompt[q], done[q])
                 uncopied[v] += prompt[q] if done[q] == 0 else 1
                 soon.append((number, _BEGIN, v))
             number += 1
@@ -431,34 +449,43 @@ def _simulate(  # noqa: C901 - one loop over events; split up it would pass sixt
             here = base[v] + layer[v]
             if slot_first[here] < 0:
                 continue
-            # What fits a batch, in order; what does not stays in the queue.
-            requests, tokens, sequences, context = 0, 0, 0, 0
-            q = slot_first[here]
-            slot_first[here] = -1
-            last = -1
-            while q >= 0:
-                following = after[q]
-                if done[q] == 0:
-                    fits = requests < prompt_requests[v] and tokens + prompt[q] <= prompt_tokens[v]
-                    if fits:
-                        requests += 1
-                        tokens += prompt[q]
-                else:
-                    fits = sequences < decode_requests[v] and context + done[q] <= decode_context[v]
-                    if fits:
-                        sequences += 1
-                        context += done[q]
-                if fits:
-                    if last < 0:
-                        batch[v] = q
+            fits = (
+                slot[here, 0] <= prompt_requests[v]
+                and slot[here, 1] <= prompt_tokens[v]
+                and slot[here, 2] <= decode_requests[v]
+                and slot[here, 3] <= decode_context[v]
+            )
+            if fits:
+                batch[v], batch_last[v] = slot_first[here], slot_last[here]
+                running[v] = slot[here]
+                slot_first[here] = -1
+                slot[here] = 0
+            else:
+                # What fits a batch, in order; what does not stays in the queue.
+                q = slot_first[here]
+                slot_first[here] = -1
+                slot[here] = 0
+                running[v] = 0
+                while q >= 0:
+                    following = after[q]
+                    if done[q] == 0:
+                        fits = (
+                            running[v, 0] < prompt_requests[v]
+                            and running[v, 1] + prompt[q] <= prompt_tokens[v]
+                        )
                     else:
-                        after[last] = q
-                    after[q] = -1
-                    last = q
-                else:
-                    _append(slot_first, slot_last, after, here, q)
-                q = following
-            taken_s = prompt_s[v, tokens] + decode_s[v, sequences]
+                        fits = (
+                            running[v, 2] < decode_requests[v]
+                            and running[v, 3] + done[q] <= decode_context[v]
+                        )
+                    if fits:
+                        _append(batch, batch_last, after, v, q)
+                        _count(running, v, prompt[q], done[q])
+                    else:
+                        _append(slot_first, slot_last, after, here, q)
+                        _count(slot, here, prompt[q], done[q])
+                    q = following
+            taken_s = prompt_s[v, running[v, 1]] + decode_s[v, running[v, 2]]
             if layer[v] == 0:
                 taken_s += uncopied[v] * gather_s
                 uncopied[v] = 0
@@ -468,17 +495,22 @@ def _simulate(  # noqa: C901 - one loop over events; split up it would pass sixt
             v = which
             q = batch[v]
             batch[v] = -1
+            used[v] += running[v, 1] + running[v, 2]
             is_last = layer[v] == end[v] - start[v] - 1
-            while q >= 0:
-                following = after[q]
-                used[v] += prompt[q] if done[q] == 0 else 1
-                if is_last:
-                    at[q] += 1
-                    stamps += 1
-                    stamp[q] = stamps
-                    _append(queue_first, queue_last, after, way[q, at[q]], q)
+            if not is_last:
+                here = base[v] + layer[v] + 1
+                if slot_first[here] < 0:
+                    slot_first[here] = q
                 else:
-                    _append(slot_first, slot_last, after, base[v] + layer[v] + 1, q)
+                    after[slot_last[here]] = q
+                slot_last[here] = batch_last[v]
+                slot[here] += running[v]
+            while is_last and q >= 0:
+                following = after[q]
+                at[q] += 1
+                stamps += 1
+                stamp[q] = stamps
+                _append(queue_first, queue_last, after, way[q, at[q]], q)
                 q = following
             if used[v] > kv_entries[v]:
                 counts[2] += 1

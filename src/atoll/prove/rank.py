@@ -52,17 +52,19 @@ class Simulated:
     _runs: int = field(default=0, init=False)
     _best: float = field(default=0.0, init=False)
 
-    def __call__(self, plan: Plan) -> Measured:
-        """Return what a plan generates when there is always another request, and how long prompts take."""
+    def __call__(self, plan: Plan, draw: int = 0) -> Measured:
+        """Return what a plan generates when there is always another request, and how long they wait."""
         routers = self.problem.settings.routers
-        worst = min((self._look_at(plan, router) for router in routers), key=lambda one: one.score)
+        worst = min(
+            (self._look_at(plan, router, draw) for router in routers), key=lambda one: one.score
+        )
         self._runs += 1
         self._best = max(self._best, worst.tokens_per_s)
         if self.say is not None:
             self.say(f"simulated {self._runs} plans: best {self._best:,.1f} generated tokens/s")
         return worst
 
-    def _look_at(self, plan: Plan, router: Router) -> Measured:
+    def _look_at(self, plan: Plan, router: Router, draw: int) -> Measured:
         from atoll.sim.api import simulate
         from atoll.sim.sim_options import SimOptions
         from atoll.solve.effort import Measured
@@ -85,13 +87,14 @@ class Simulated:
                 plan,
                 self.problem,
                 self.catalog,
-                self.requests(count),
+                self.requests(count, draw),
                 options,
                 progress=keep_deadline(self.deadline),
             )
         except SimulationCutShortError:
-            return Measured(0.0, math.inf)
-        return Measured(found.tokens_per_s, found.services[0].ttft_s.p50 or 0.0)
+            return Measured(0.0, math.inf, math.inf)
+        own = found.services[0]
+        return Measured(found.tokens_per_s, own.ttft_s.p50 or 0.0, own.token_gap_s.p50 or 0.0)
 
     def _imitate_helix(self) -> dict[str, Any]:
         """Return the options under which measured curves hold, those of Helix's engine.
@@ -108,16 +111,16 @@ class Simulated:
             "handover_s": per_token * _COPY_S_PER_BYTE,
         }
 
-    def requests(self, count: int) -> Requests:
+    def requests(self, count: int, draw: int = 0) -> Requests:
         """Return requests that all wait from the start; the first ones are the same for any count."""
         from atoll.workload.requests import Requests
 
         (service,) = self.problem.services
-        prompts, answers = _lengths(service, count, self.problem.settings.seed)
+        prompts, answers = _lengths(service, count, self.problem.settings.seed, draw)
         return Requests.of(np.zeros(count), prompts, answers)
 
 
-def _lengths(service: Service, count: int, seed: int) -> tuple[Ints, Ints]:
+def _lengths(service: Service, count: int, seed: int, draw: int) -> tuple[Ints, Ints]:
     """Return prompt and answer tokens of requests, drawn in blocks so that more of them begin alike."""
     from atoll.core.rng import stream
     from atoll.workload.builtin import get_builtin, lengths_like
@@ -125,7 +128,7 @@ def _lengths(service: Service, count: int, seed: int) -> tuple[Ints, Ints]:
     own = service.lengths
     varied = own.input_mean_square > own.input_mean**2 * (1 + 1e-9)
     drawn = lengths_like(own.mix()) if varied else get_builtin(_USUAL).lengths
-    random = stream(seed, "ranking")
+    random = stream(seed, "ranking", *([str(draw)] if draw else []))
     blocks: list[tuple[Ints, Ints]] = []
     while sum(len(prompts) for prompts, _ in blocks) < count:
         prompts, answers = drawn.draw(random, _MIN_REQUESTS)

@@ -231,6 +231,26 @@ def test_flows_are_conserved_and_within_kv(seed: int, nodes: int) -> None:
 
 
 @few
+@given(st.integers(0, 2**20), st.integers(3, 9))
+def test_no_less_of_a_balanced_flow_lasts(seed: int, nodes: int) -> None:
+    own = instance(nodes, 16)
+    place = random_placement(np.random.default_rng(seed), nodes, 16)
+    corner = best_flows(own, place, balanced=False)
+    assert best_flows(own, place).tokens_per_s >= corner.tokens_per_s * (1 - 1e-3)
+
+
+def test_equal_nodes_side_by_side_get_as_much() -> None:
+    # Behind the first node are two: a cheapest flow fills one of them before it uses the other.
+    own = instance(3, 16)
+    own = replace(own, rate=own.rate * np.array([[1.0], [0.6], [0.6]]))
+    place = Placement(np.array([0, 8, 8]), np.array([8, 16, 16]))
+    corner = best_flows(own, place, balanced=False).flows.leave
+    even = best_flows(own, place).flows.leave
+    assert corner[1:].max() > 1.4 * corner[1:].min()
+    assert even[1:].max() < 1.1 * even[1:].min()
+
+
+@few
 @given(st.integers(0, 2**20))
 def test_more_memory_or_less_latency_never_sustains_less(seed: int) -> None:
     place = random_placement(np.random.default_rng(seed), 6, 16)

@@ -176,6 +176,24 @@ class Flows:
     enter: Floats
     leave: Floats
 
+    @classmethod
+    def of_arcs(cls, size: int, tail: Ints, head: Ints, flow: Floats) -> Flows:
+        """Return the flow over so many nodes with this much on each arc (tail -1: source, head -1: sink)."""
+        edge = np.zeros((size, size))
+        enter, leave = np.zeros(size), np.zeros(size)
+        inner = (tail >= 0) & (head >= 0)
+        np.add.at(edge, (tail[inner], head[inner]), flow[inner])
+        np.add.at(enter, head[tail < 0], flow[tail < 0])
+        np.add.at(leave, tail[head < 0], flow[head < 0])
+        return cls(float(enter.sum()), edge, enter, leave)
+
+    def on_arcs(self, tail: Ints, head: Ints) -> Floats:
+        """Return what each arc carries."""
+        i, k = np.maximum(tail, 0), np.maximum(head, 0)
+        inner = np.where(head < 0, self.leave[i], self.edge[i, k])
+        found: Floats = np.where(tail < 0, self.enter[k], inner)
+        return found
+
 
 @dataclass(frozen=True)
 class PlacementResult:

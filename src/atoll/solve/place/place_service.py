@@ -41,6 +41,8 @@ _STEPS = 24_000
 """Steps of polishing by a quick value."""
 _SLOW_STEPS = 400
 """Steps of polishing by flows within a promise, each of which takes milliseconds."""
+_BALANCED_STEPS = 6_000
+"""Steps of polishing by flows that are balanced, which takes milliseconds where they are any good."""
 
 Log = Callable[[float, float, float], None]
 """Told seconds so far, the best value and the proven bound, both in tokens/s."""
@@ -184,11 +186,12 @@ def _search_scored(
     # The bound by covers takes seconds: it is left out within a promise, and where no close bound is asked
     # for.
     bound = upper_bound(bounding, tight=effort.bounded and not effort.promise).value
-    quick = None
+    quick, balanced_steps = None, 0
     if effort.goal == "sustained" and not effort.promise:
-        from atoll.solve.place.sustained.sustained import evaluator, site_of
+        from atoll.solve.place.sustained.sustained import BALANCED, evaluator, site_of
 
         quick = evaluator(site_of(instance))
+        balanced_steps = _BALANCED_STEPS if instance.size <= BALANCED else 0
     evaluations = min(_NODE_EVALUATIONS * instance.size, _MAX_EVALUATIONS)
     # Without a quick value every step computes flows within the promise, so far fewer are taken.
     steps = _STEPS if quick is not None else _SLOW_STEPS
@@ -197,7 +200,11 @@ def _search_scored(
         score,
         starts(instance, seed, deadline, effort.work),
         by_stage_count(instance) if effort.promise else by_range_length(instance),
-        work=CandidateWork(round(evaluations * effort.work), round(steps * effort.work)),
+        work=CandidateWork(
+            round(evaluations * effort.work),
+            round(steps * effort.work),
+            round(balanced_steps * effort.work),
+        ),
         deadline=deadline,
         seed=seed,
         workers=effort.workers,

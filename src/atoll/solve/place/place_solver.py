@@ -305,22 +305,25 @@ def _rank(
     def lasting(cluster: FlowInstance, placement: Placement) -> Flows:
         return within_rates(cluster, placement, best_flows(cluster, placement, site).flows)
 
+    def uneven(cluster: FlowInstance, placement: Placement) -> Flows:
+        flows = best_flows(cluster, placement, site, balanced=False).flows
+        return within_rates(cluster, placement, flows)
+
     def largest(cluster: FlowInstance, placement: Placement) -> Flows:
         flows = sustain(cluster, placement, max_flow(cluster, placement), site).flows
         return within_rates(cluster, placement, flows)
 
-    def measure(placement: Placement, flows: Flows) -> Measured:
+    def measure(placement: Placement, flows: Flows, draw: int) -> Measured:
         placed = Placed(service, instance, placement, flows)
         goal: Goal = "sustained"
         assert effort.rank is not None
-        return effort.rank(
-            plan_of(problem, catalog, (placed,), goal=goal, bound=None, solver=SEARCH)
-        )
+        plan = plan_of(problem, catalog, (placed,), goal=goal, bound=None, solver=SEARCH)
+        return effort.rank(plan, draw)
 
     refined = refine(
         instance,
         [answer.placed.placement for answer in answers],
-        (lasting, largest),
+        (lasting, uneven, largest),
         measure,
         known=_known(problem, service, instance),
         max_runs=max(_LEAST_MEASURED, round(MEASURED * effort.work)),

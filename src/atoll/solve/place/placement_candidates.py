@@ -2,7 +2,8 @@
 
 Short ranges make deep pipelines, which flow well and answer slowly. So besides the largest flow, candidates
 are the largest flows of clusters whose nodes carry nothing with few layers, or what they carry in pipelines
-of so many hops, and the simple rules. The best of them are annealed by the goal itself (`polish`).
+of so many hops, and the simple rules. The best of them are annealed by the goal itself (`polish`): where that
+takes long first by a quick value of it, which is about right.
 
 All work is counted, so the same instance gives the same placements however long it takes; a deadline only
 ends it early.
@@ -29,6 +30,8 @@ _FEW_EVALUATIONS = 200
 """Evaluations for each node up to which searches end at a rough bound: proving a close one takes longer."""
 _POLISHED = 3
 """How many of the best candidates are polished; then the best of all is once more."""
+_PROMISING = 0.88
+"""Share of the best so far that the quick value of a placement must have to be scored."""
 
 Log = Callable[[float, float, float], None]
 Score = Callable[[FlowInstance, Placement], Flows]
@@ -36,10 +39,14 @@ Score = Callable[[FlowInstance, Placement], Flows]
 
 @dataclass(frozen=True)
 class CandidateWork:
-    """How much is done for the candidates of one instance: evaluations by search, steps by polishing."""
+    """How much is done for the candidates of one instance: evaluations by search, steps by polishing.
+
+    `steps` go by the quick value where there is one, and `slow_steps` by the goal itself.
+    """
 
     evaluations: int
     steps: int
+    slow_steps: int = 0
 
 
 def with_longer_ranges(instance: FlowInstance, min_layers: int) -> FlowInstance:
@@ -134,19 +141,24 @@ def best_candidates(
         for result in many:
             if not deadline.is_over():
                 seen.look(result.placement)
-    first = seen.ranked()[:_POLISHED]
-    for number, steps in enumerate(_polishing(len(first), work.steps)):
-        if deadline.is_over():
-            break
-        # In turn, then once more from the best of all.
-        placement = first[number][0] if number < len(first) else seen.ranked()[0][0]
-        random = stream(seed, "polish", str(number))
-        given = quick or value
-        better, _ = polish(
-            instance, placement, given, steps=steps, deadline=deadline, random=random
-        )
-        done.update(polished=1)
-        seen.look(better)
+    phases: list[tuple[str, Value, int, int]] = [
+        ("polish", quick or value, work.steps, _POLISHED),
+    ]
+    if quick is not None:
+        phases.append(("polish by score", _screened(quick, value, seen), work.slow_steps, 1))
+    for name, given, all_steps, leading in phases:
+        first = seen.ranked()[:leading]
+        for number, steps in enumerate(_polishing(len(first), all_steps)):
+            if deadline.is_over() or not steps:
+                break
+            # In turn, then once more from the best of all.
+            placement = first[number][0] if number < len(first) else seen.ranked()[0][0]
+            random = stream(seed, name, str(number))
+            better, _ = polish(
+                instance, placement, given, steps=steps, deadline=deadline, random=random
+            )
+            done.update(polished=1)
+            seen.look(better)
     return seen.ranked()[:limit]
 
 
@@ -178,6 +190,16 @@ class _Scored:
         """Return those with any flow, the best first, the one found first among equals."""
         some = [entry for entry in self.found.values() if entry[1].value > 0]
         return sorted(some, key=lambda entry: -entry[1].value)
+
+
+def _screened(quick: Value, value: Value, seen: _Scored) -> Value:
+    """Return the value that is the quick one where that shows that a placement is none of the best."""
+
+    def screened(start: Ints, end: Ints) -> float:
+        first = quick(start, end)
+        return first if first < _PROMISING * seen.best else max(first, value(start, end))
+
+    return screened
 
 
 def _polishing(turns: int, steps: int) -> list[int]:

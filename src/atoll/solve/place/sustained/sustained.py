@@ -18,6 +18,7 @@ import numpy as np
 from atoll.core.errors import InputError
 from atoll.solve.array_types import Floats, Ints
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
+from atoll.solve.place.sustained.balance import balance
 from atoll.solve.place.sustained.residence import BATCHES, Arcs, Site
 from atoll.solve.place.sustained.sustained_kernel import arcs_of, place_value
 from atoll.solve.place.sustained.sustained_kernel import sustain as largest_share
@@ -34,6 +35,8 @@ TOGETHER = 1.21
 """E[prompt answer] / (E[prompt] E[answer]) of the same trace."""
 LARGE = 300
 """Nodes above which one flow is tried: each takes seconds."""
+BALANCED = 32
+"""Nodes up to which flows are balanced: with more it takes long, and Helix's rules see no gain on 42."""
 ROUNDS = 4
 """How often the flow is sought anew under what the last one showed (1 in the search)."""
 
@@ -146,17 +149,21 @@ def sustain(
     if site is None:
         site = site_of(instance)
     tail, head = arcs_of(site, placement.start, placement.end)
-    flow = np.array(
-        [
-            flows.enter[k] if i < 0 else flows.leave[i] if k < 0 else flows.edge[i, k]
-            for i, k in zip(tail, head, strict=True)
-        ]
-    )
-    return _answer(site, placement, tail, head, flow)
+    return _answer(site, placement, tail, head, flows.on_arcs(tail, head))
 
 
-def best_flows(instance: FlowInstance, placement: Placement, site: Site | None = None) -> Sustained:
-    """Return the best flow found for a placement, with what it sustains."""
+def best_flows(
+    instance: FlowInstance,
+    placement: Placement,
+    site: Site | None = None,
+    *,
+    balanced: bool = True,
+) -> Sustained:
+    """Return the best flow found for a placement, with what it sustains.
+
+    Without `balanced` it is a cheapest flow, which leaves to some nodes what equal ones beside them cannot
+    take.
+    """
     if site is None:
         site = site_of(instance)
     room = np.zeros(instance.size * (instance.size + 2))
@@ -169,7 +176,10 @@ def best_flows(instance: FlowInstance, placement: Placement, site: Site | None =
         if value > best:
             best, best_flow = value, room.copy()
     tail, head = arcs_of(site, placement.start, placement.end)
-    return _answer(site, placement, tail, head, best_flow[: len(tail)])
+    flow = best_flow[: len(tail)]
+    if balanced and best > 0.0 and instance.size <= BALANCED:
+        flow = balance(site, placement, tail, head, flow)
+    return _answer(site, placement, tail, head, flow)
 
 
 def evaluator(site: Site) -> Callable[[Ints, Ints], float]:
@@ -192,19 +202,10 @@ def _answer(site: Site, placement: Placement, tail: Ints, head: Ints, flow: Floa
     if len(tail):
         arcs = Arcs(tail, head, flow)
         scale = float(largest_share(site, placement.start, placement.end, arcs, use, trip, hop))
-    flow = flow * scale
-    edge = np.zeros((size, size))
-    enter, leave = np.zeros(size), np.zeros(size)
-    for i, k, much in zip(tail, head, flow, strict=True):
-        if i < 0:
-            enter[k] += much
-        elif k < 0:
-            leave[i] += much
-        else:
-            edge[i, k] += much
-    total = float(enter.sum())
+    flows = Flows.of_arcs(size, tail, head, flow * scale)
+    total = flows.value
     per_request = site.prompt + site.answer
-    stays = (site.answer + 1.0) * float((enter * trip).sum()) / total if total > 0 else 0.0
+    stays = (site.answer + 1.0) * float((flows.enter * trip).sum()) / total if total > 0 else 0.0
     return Sustained(
         tokens_per_s=total,
         decode_tokens_per_s=total * site.answer / per_request,
@@ -215,5 +216,5 @@ def _answer(site: Site, placement: Placement, tail: Ints, head: Ints, flow: Floa
         round_trip_s=trip,
         residence_s=stays,
         in_flight=total / per_request * stays,
-        flows=Flows(total, edge, enter, leave),
+        flows=flows,
     )
