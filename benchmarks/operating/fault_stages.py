@@ -26,6 +26,7 @@ from atoll.deploy.slurm.slurm_settings import SlurmSettings
 from atoll.deploy.target import Deployer, DeployError
 from atoll.plan.problem import Offer
 from benchmarks.operating.faults import BEGAN_S, KIND_COUNT, SECRET
+from benchmarks.operating.joined_stage import JoinedStage
 from benchmarks.operating.local_stage import LocalStage
 from tests.deploy.killed_rollouts import FLEET
 from tests.deploy.kubernetes.tiny_api import TinyApi
@@ -401,8 +402,9 @@ class SkyStage:
         return set()
 
 
-STAGES: Mapping[str, type[LocalStage | SlurmStage | KubeStage | SkyStage]] = {
+STAGES: Mapping[str, type[LocalStage | SlurmStage | KubeStage | SkyStage | JoinedStage]] = {
     "local": LocalStage,
+    "joined": JoinedStage,
     "slurm": SlurmStage,
     "kubernetes": KubeStage,
     "skypilot": SkyStage,

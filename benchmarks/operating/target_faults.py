@@ -1,6 +1,7 @@
 """Targets that answer wrongly for a while, and what a controller makes of it.
 
-A fleet of two stands on the local target, Slurm, Kubernetes or SkyPilot (stand-ins, in virtual time).
+A fleet of two stands on the local target, machines that joined, Slurm, Kubernetes or SkyPilot (stand-ins, in
+virtual time).
 Answers go wrong in each of the ways of `faults.FAULTS` for 40 s: while nothing is to be done, while the
 plan changes, and while another controller takes over; those in which nothing can be read also for five
 minutes. Then the target answers as it should, and the fleet has to come to rest as planned. What happens in a
@@ -37,6 +38,7 @@ from atoll.control.operation.control_loop import (
 from atoll.control.operation.controller_lease import FileLease
 from atoll.control.operation.fleet_history import History
 from atoll.control.operation.targets import PoolTarget
+from atoll.deploy.commands.node_commands import InstanceRecipe, ServiceWeights
 from atoll.deploy.target import NodeCommand, StartOrder
 from atoll.plan.plan import Plan, Route
 from atoll.plan.problem import Problem
@@ -209,7 +211,10 @@ class Fleet:
         gpus = int(kind.partition(":")[2])
         argv = self.stage.argv(action.instance.id)
         command = NodeCommand("n0", kind, argv, gpus, secrets=secrets)
-        return StartOrder(action.instance, action.labels, (command,), ready_s=self._ready_s)
+        recipe = InstanceRecipe(action.instance, ServiceWeights("org/m", ("m",)), action.labels)
+        return StartOrder(
+            *(action.instance, action.labels, (command,)), ready_s=self._ready_s, recipe=recipe
+        )
 
     def turn(self, *, counted: bool = True) -> LoopTurn:
         """Take a turn and let its time pass; `counted` when the fleet stood before."""

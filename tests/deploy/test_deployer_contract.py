@@ -13,12 +13,14 @@ import pytest
 
 from atoll.control.operation.targets import TargetMap, open_targets, own_regions
 from atoll.core.errors import UnknownNameError
+from atoll.deploy.joined.joined_deployer import JoinedDeployer
 from atoll.deploy.local.local_deployer import LocalDeployer
 from atoll.deploy.skypilot import SkyDeployer
 from atoll.deploy.target import Deployer, DeployError, InstanceStatus, StartOrder
 from atoll.deploy.target_table import TARGETS, read_names, read_settings
 from tests.control.operation.test_targets import offer, pool
 from tests.deploy import test_skypilot
+from tests.deploy.joined.builders import FakeMachines, joined_order
 from tests.deploy.kubernetes.builders import build_order
 from tests.deploy.kubernetes.test_kube_deployer import Cluster
 from tests.deploy.local import test_local_deployer
@@ -49,6 +51,12 @@ def stage_ray(folder: Path) -> Staged:
     return make_deployer(FakeRay()), build_order()
 
 
+def stage_joined(folder: Path) -> Staged:
+    machines = FakeMachines(folder)
+    machines.add("gpu1", ("L4", 1))
+    return JoinedDeployer(machines), joined_order()
+
+
 def stage_skypilot(folder: Path) -> Staged:
     del folder
     sky = test_skypilot.SmallSky()
@@ -66,6 +74,7 @@ STAGES: dict[str, Callable[[Path], Staged]] = {
     "kubernetes": stage_kubernetes,
     "ray": stage_ray,
     "skypilot": stage_skypilot,
+    "joined": stage_joined,
     "toy": stage_toy,
 }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from atoll.plan.validate.check import validate
 from atoll.planner.change import DialChange, apply_change
-from atoll.planner.source import read_sent
+from atoll.planner.source import read_sent, read_source
 from atoll.prove import headroom
 from atoll.prove import quick_plan as quick
 from atoll.prove.headroom import short_services
@@ -18,6 +19,7 @@ from atoll.prove.quick_plan import plan_quickly, scale_demand
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.plan_request import PlanRequest
 
+ASSISTANT = Path(__file__).parents[2] / "examples" / "assistant.yaml"
 SMALL = """
 name: small
 services:
@@ -146,3 +148,25 @@ def test_demand_is_scaled_for_all() -> None:
 def test_short_are_those_below_their_target() -> None:
     problem = read_sent(SMALL).problem
     assert short_services(problem, {"chat": 0.9, "titles": None}) == {"chat": 0.9}
+
+
+def test_an_any_to_any_fleet_is_sized_by_work_and_begins_with_what_another_needed() -> None:
+    problem = read_source(str(ASSISTANT)).problem
+    said: list[str] = []
+    found = plan_quickly(problem, simulate_s=30.0, seed=0, tell=said.append)
+    assert not short_services(problem, found.kept)
+    assert not found.plan.cut_short
+    assert found.problem == problem
+    assert said[0] == "planning"
+    quick._cache.clear()
+    again = plan_quickly(problem, simulate_s=30.0, seed=0)
+    assert again.plan == found.plan
+    assert again.headroom == found.headroom == {"assistant": 1.0}
+    # More room is planned for from the start, if it is there, and never less than the fleet asks.
+    more = plan_quickly(problem, simulate_s=30.0, seed=0, like={"assistant": 1.01, "gone": 2.0})
+    assert more.headroom == {"assistant": 1.01}
+    assert not validate(more.plan, more.problem)
+    most = plan_quickly(problem, simulate_s=30.0, seed=0, like={"assistant": 4.0})
+    assert (most.headroom, most.plan) == ({"assistant": 1.0}, found.plan)
+    less = plan_quickly(problem, simulate_s=30.0, seed=0, like={"assistant": 0.5})
+    assert less.headroom == {"assistant": 1.0}

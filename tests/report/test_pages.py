@@ -330,6 +330,7 @@ def test_the_styles_of_a_fragment_stay_inside_it() -> None:
     root = ElementTree.fromstring(render_diff_fragment(diff(*2 * [builders.small()[1]])))
     (style,) = (element.text or "" for element in root.iter("style"))
     flat = re.sub(r"@media[^{]*\{(.*?\})\s*\}", r"\1", style, flags=re.DOTALL)
+    assert "@media print" in style
     selectors = [
         selector.strip()
         for group in re.findall(r"([^{}]+)\{[^{}]*\}", flat)
@@ -598,6 +599,12 @@ def test_a_plan_says_first_which_promises_it_keeps(kind: str) -> None:
     assert f'<p class="good">{good}' in page
     assert f'<p class="warn">{bad}' in page
     assert page.index(good) < page.index('class="cards"')
+    # Drawn, too: how far the bar goes, and where it should go to.
+    assert (
+        'aria-label="kept for 97.1% of requests, promised for 95%"><i style="width:97.1%">' in page
+    )
+    assert 'class="meter short" role="img" aria-label="kept for 50% of' in page
+    assert page.count("promised 95%</span>") == 2
     # Where nothing was simulated, nothing is said.
     assert "keeps its promises" not in render_plan_page(made, asked)
 

@@ -48,7 +48,7 @@ def shown(made: ParetoReport) -> str:
 
 def test_the_table_has_the_curve_and_counts_the_rest() -> None:
     text = shown(report())
-    assert "Dollars against energy" in text
+    assert "What less energy costs" in text
     assert "20.00" in text
     assert "1.500" in text
     assert "today" in text
@@ -66,12 +66,18 @@ def test_the_page_is_one_file_with_a_curve_and_escapes_names() -> None:
     page = render_pareto_page(report())
     assert page.count("<svg") == 1
     assert page.count("<circle") == 5
+    # What a dot is stands beside it, and axes say in words what they are.
+    assert "today: $10.00/h</text>" in page
+    assert "$20.00/h</text>" in page
+    assert "$15.00/h</text>" not in page
+    assert "power that its machines draw, kW" in page
+    assert "dollars an hour" in page
     assert "&lt;b&gt;$1/kWh&lt;/b&gt;" in page
     assert "<b>$1/kWh" not in page
     assert not re.search(r"https?://", page.replace("http-equiv", ""))
     assert page == render_pareto_page(report())
     assert "svg" in FleetPareto.of(report())._repr_html_()
-    assert "Dollars against energy" in str(FleetPareto.of(report()))
+    assert "What less energy costs" in str(FleetPareto.of(report()))
 
 
 def test_steps_go_down_to_the_right() -> None:
@@ -84,6 +90,15 @@ def test_steps_go_down_to_the_right() -> None:
     (today,) = [dot for dot in drawing.dots if dot.today]
     assert corners[-1] == (round(today.x, 1), round(today.y, 1))
     assert [dot.faint for dot in drawing.dots] == [True, False, False, True, False]
+
+
+def test_labels_of_plans_that_lie_together_do_not_lie_on_one_another() -> None:
+    near = [point(f"p{i}", 10.0 + 0.01 * i, 2000.0 - i, watts=1.0) for i in range(8)]
+    made = mark([*near, point("now", 10.5, 2100.0, watts=1.0, today=True)])
+    drawing = draw_curve(ParetoFront(against="energy", points=made))
+    said = [dot.says for dot in drawing.dots if dot.says]
+    assert "today: $10.50/h" in said
+    assert len(said) < 5
 
 
 @given(

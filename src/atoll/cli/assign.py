@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from atoll.fabric.transport.fabric import Fabric, Peer
-    from atoll.runtime.join.assignment import Assignment, OrderReply
+    from atoll.runtime.join.assignment import Assignment
+    from atoll.runtime.join.signed_orders import OrderReply
 
 app = typer.Typer(add_completion=False)
 _ANSWER_S = 10.0
@@ -114,7 +115,8 @@ async def _assign(
 async def send_order(fabric: Fabric, sid: str, order: Assignment) -> OrderReply:
     """Sign an order, send it to a session and return what it says."""
     from atoll.fabric.identity import fabric_keys as keys
-    from atoll.runtime.join.assignment import read_reply, write_order
+    from atoll.runtime.join.assignment import write_order
+    from atoll.runtime.join.signed_orders import read_reply
 
     payload = write_order(order, fabric.identity, fabric.access.fabric_id, sid, time.time())
     try:

@@ -19,7 +19,7 @@ from atoll.report.terminal import note
 from atoll.runtime.join.join_options import JoinOptions
 
 if TYPE_CHECKING:
-    from atoll.runtime.join.joined_node import JoinedNode
+    from atoll.runtime.join.joined_node import Hosting, JoinedNode
 
 app = typer.Typer(add_completion=False)
 
@@ -80,7 +80,13 @@ async def _life(options: JoinSettings, access: Any, home: Any, log: Any) -> None
     from atoll.runtime.join.joined_node import JoinedNode
     from atoll.runtime.supervise.agent import ProcessError
 
-    node = JoinedNode(options, access, home, log=log, say=_tell, engine_log=options.engine_log)
+    node = JoinedNode(
+        *(options, access, home),
+        log=log,
+        say=_tell,
+        engine_log=options.engine_log,
+        host=_host if options.waits else None,
+    )
     at_once = _signals(node)
     try:
         if await _unless(at_once, node.start()):
@@ -93,6 +99,13 @@ async def _life(options: JoinSettings, access: Any, home: Any, log: Any) -> None
     finally:
         await node.close()
     _tell("left")
+
+
+def _host(node: JoinedNode) -> Hosting:
+    """Host instances of fleets; what starts them takes a while to load."""
+    from atoll.deploy.joined.machine_host import host_instances
+
+    return host_instances(node)
 
 
 def _signals(node: JoinedNode) -> asyncio.Event:

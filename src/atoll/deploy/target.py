@@ -19,6 +19,7 @@ from atoll.core.frozen import Frozen
 if TYPE_CHECKING:
     # Every daemon of the local target loads this module: problems take longer to load than all else it needs.
     from atoll.catalog.catalog import Catalog
+    from atoll.deploy.commands.node_commands import InstanceRecipe
     from atoll.plan.plan import Instance
     from atoll.plan.problem import Offer
 
@@ -82,6 +83,7 @@ class StartOrder:
 
     Nodes start together. `ready_s` is how long it may take to become ready. `avoid_hosts` are machines not to
     start on, named as in `InstanceStatus.hosts`; names that a target does not know mean nothing to it.
+    `recipe` is what the commands were made of, where an engine's files make them.
     """
 
     instance: Instance
@@ -89,6 +91,7 @@ class StartOrder:
     commands: tuple[NodeCommand, ...]
     ready_s: float = 1800.0
     avoid_hosts: tuple[str, ...] = ()
+    recipe: InstanceRecipe | None = None
 
     @property
     def file_name(self) -> str:

@@ -16,6 +16,7 @@ from pydantic import field_validator
 from atoll.core.errors import InputError, UnknownNameError, UsageError
 from atoll.core.files import load_yaml
 from atoll.core.frozen import Frozen
+from atoll.deploy.joined.joined_settings import JoinedSettings
 from atoll.deploy.kubernetes.kube_target import KubernetesTarget
 from atoll.deploy.local.local_settings import LocalSettings
 from atoll.deploy.ray.ray_target import RayTarget
@@ -34,6 +35,7 @@ class TargetSettings(Frozen):
     kubernetes: KubernetesTarget = KubernetesTarget()
     ray: RayTarget = RayTarget()
     skypilot: SkypilotSettings = SkypilotSettings()
+    joined: JoinedSettings = JoinedSettings()
 
     @field_validator("names")
     @classmethod

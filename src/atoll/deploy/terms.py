@@ -60,7 +60,7 @@ def fence_term(
         ) from error
     try:
         _take(descriptor, time.monotonic() + deadline_s, fleet)
-        known = _read(folder / _FILE)
+        known = read_term(folder)
         newest = 0 if known is None else known
         refuse_old_term(fleet, term, newest, written=folder / _FILE)
         if known is None or term > known:
@@ -70,7 +70,9 @@ def fence_term(
         os.close(descriptor)
 
 
-def _read(path: Path) -> int | None:
+def read_term(folder: Path) -> int | None:
+    """Return the newest term whose orders were followed in a fleet's folder; None where there is none."""
+    path = folder / _FILE
     if not path.exists():
         return None
     try:

@@ -13,6 +13,8 @@ from atoll.control.operation.fleet_home import FleetHome
 from atoll.core.errors import UnknownNameError
 from atoll.core.extras import require_extras
 from atoll.core.frozen import Frozen
+from atoll.deploy.joined.joined_settings import JoinedSettings
+from atoll.deploy.target import DeployError, TargetSite
 from atoll.planner.planner_service import (
     PlannerRequest,
     PlannerRoute,
@@ -45,9 +47,10 @@ class ShownInvitation(TypedDict):
 
 
 class InvitationList(TypedDict):
-    """Machines that were asked to come to a fleet."""
+    """Machines that were asked to come to a fleet, and their region if instances are started on them."""
 
     invitations: list[ShownInvitation]
+    region: str | None
 
 
 class MadeInvitation(TypedDict):
@@ -66,17 +69,34 @@ class RevokedInvitation(TypedDict):
     revoked: str
 
 
+class MeasuredMachine(TypedDict):
+    """The machine that measures itself now."""
+
+    measuring: str
+
+
 async def show_invitations(planner: PlanningService, request: PlannerRequest) -> Answer:
-    """Answer with the machines that were asked to come, without their tokens."""
+    """Answer with the machines that were asked to come, without their tokens.
+
+    `region` is theirs in the fleet file, where the fleet's controller starts instances on them.
+    """
     home = await _find(planner, request)
-    return json_response(InvitationList(invitations=await asyncio.to_thread(_list, home)))
+
+    def look() -> InvitationList:
+        record = home.read()
+        targets = None if record is None else record.targets
+        on_them = targets is not None and "joined" in targets.names
+        region = targets.joined.region if targets is not None and on_them else None
+        return InvitationList(invitations=_list(home), region=region)
+
+    return json_response(await asyncio.to_thread(look))
 
 
 async def invite(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Make a token for a machine; this answer alone has it, in the line to type there."""
     asked = Invitation.parse(request.object())
     home = await _find(planner, request)
-    return json_response(await asyncio.to_thread(_invite, home, asked), 201)
+    return json_response(await asyncio.to_thread(make_invitation, home, asked), 201)
 
 
 async def take_back(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -85,6 +105,27 @@ async def take_back(planner: PlanningService, request: PlannerRequest) -> Answer
     gone = request.names["machine"]
     await asyncio.to_thread(_revoke, home, gone)
     return json_response(RevokedInvitation(revoked=gone))
+
+
+async def measure(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Have a machine measure itself, a few minutes; what it finds is in the gateway's list of machines."""
+    home = await _find(planner, request)
+    name = request.names["machine"]
+
+    def begin() -> None:
+        from atoll.deploy.joined.joined_deployer import JoinedDeployer
+
+        record = home.read()
+        settings = JoinedSettings() if record is None else record.targets.joined
+        deployer = settings.open(TargetSite(home.folder))
+        assert isinstance(deployer, JoinedDeployer)
+        try:
+            deployer.measure(name)
+        except DeployError as error:
+            raise ApiError(409, str(error), code="not_measured") from error
+
+    await asyncio.to_thread(begin)
+    return json_response(MeasuredMachine(measuring=name), 202)
 
 
 def _list(home: FleetHome) -> list[ShownInvitation]:
@@ -107,7 +148,8 @@ def _list(home: FleetHome) -> list[ShownInvitation]:
     ]
 
 
-def _invite(home: FleetHome, asked: Invitation) -> MadeInvitation:
+def make_invitation(home: FleetHome, asked: Invitation) -> MadeInvitation:
+    """Return the line to type on a machine that is to come, with its token, and until when that is good."""
     from atoll.fabric.identity.access import is_loopback
     from atoll.fabric.identity.authority import Authority
 
@@ -166,5 +208,11 @@ ROUTES = (
         *("DELETE", f"{_PATH}/{{machine}}", "operator", take_back),
         "Take the token of a machine back",
         gives=RevokedInvitation,
+    ),
+    PlannerRoute(
+        *("POST", "fleets/{name}/machines/{machine}/measure", "operator", measure),
+        "Have a machine that joined measure itself",
+        gives=MeasuredMachine,
+        status=202,
     ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from atoll.api.fleet_plan import FleetPlan
@@ -32,16 +33,21 @@ pool: {cloud: {regions: [aws/us-east-2], gpus: [L4, L40S], available: 4}}
 
 @dataclass(frozen=True, slots=True)
 class PlannedFleet:
-    """A plan that is shown, what it keeps by service, and the share of demand that it is for."""
+    """A plan that is shown, what it keeps by service, and the share of demand that it is for.
+
+    `headroom` is what it took to keep that, where it was made soon.
+    """
 
     plan: FleetPlan
     kept: Mapping[str, float | None]
     served: float
+    headroom: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, found: QuickPlan) -> PlannedFleet:
         """Return a quick plan as one of its fleet."""
-        return cls(FleetPlan.of(found.plan, found.problem), found.kept, found.served)
+        plan = FleetPlan.of(found.plan, found.problem)
+        return cls(plan, found.kept, found.served, found.headroom)
 
 
 def prepare() -> None:
@@ -69,7 +75,7 @@ def find_whatif(arguments: Said, report: Report) -> Said:
     if changed.problem.content_hash() == source.problem.content_hash():
         then = now
     else:
-        then = _plan(changed.problem, ask, tell("then", 0.5))
+        then = _plan(changed.problem, ask, tell("then", 0.5), now.headroom)
     return {
         "now": _draw(now),
         "then": _draw(then),
@@ -82,13 +88,13 @@ def find_whatif(arguments: Said, report: Report) -> Said:
         "simulate_s": ask.simulate_s,
         "exact": ask.exact,
         "seconds": time.monotonic() - began_s,
-        "made": None if place.plan is not None else _write_made(now.plan, source.problem),
+        "made": None if place.plan is not None else _write_made(now.plan),
     }
 
 
-def _write_made(plan: FleetPlan, problem: Problem) -> dict[str, str]:
+def _write_made(plan: FleetPlan) -> dict[str, str]:
     """Return what is shown of a fleet that nobody operates: the plan that was made of it last."""
-    return {"plan": plan.to_json(), "problem": problem.to_json()}
+    return {"plan": plan.to_json(), "problem": plan.problem.to_json()}
 
 
 def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
@@ -108,10 +114,17 @@ def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Tell) -
     return _plan(problem, ask, tell)
 
 
-def _plan(problem: Problem, ask: WhatIfAsk, tell: Tell) -> PlannedFleet:
+def _plan(
+    problem: Problem,
+    ask: WhatIfAsk,
+    tell: Tell,
+    like: Mapping[str, float] = MappingProxyType({}),
+) -> PlannedFleet:
     """Plan soon, or as `atoll plan` does, and simulate which share of requests keeps its promises."""
-    make = plan_exactly if ask.exact else plan_quickly
-    return PlannedFleet.of(make(problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell))
+    fields: dict[str, Any] = {"simulate_s": ask.simulate_s, "seed": ask.seed, "tell": tell}
+    if ask.exact:
+        return PlannedFleet.of(plan_exactly(problem, **fields))
+    return PlannedFleet.of(plan_quickly(problem, **fields, like=like))
 
 
 def _draw(found: PlannedFleet) -> dict[str, Any]:

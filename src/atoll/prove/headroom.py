@@ -176,9 +176,16 @@ class HeadroomSizing:
     """The headroom that each service needs for its promises."""
 
     def __init__(
-        self, problem: Problem, first: Plan, solve: Solve, judge: Judge, tell: Tell
+        self,
+        problem: Problem,
+        first: Plan,
+        solve: Solve,
+        judge: Judge,
+        tell: Tell,
+        max_trims: int = _MAX_TRIMS,
     ) -> None:
         self.problem, self.solve, self.judge, self.tell = problem, solve, judge, tell
+        self.max_trims = max_trims
         self.first = first.model_copy(update={"mixes": ()})
         self.served = self.first.served_fraction
         self.headroom = {service.name: service.headroom for service in problem.services}
@@ -215,7 +222,7 @@ class HeadroomSizing:
     def _trim(self, plan: Plan, kept: Shares) -> tuple[Plan, Shares]:
         """Try what lies between too little headroom and enough, while that is cheaper."""
         enough = dict(self.headroom)
-        for _ in range(_MAX_TRIMS if self.too_little else 0):
+        for _ in range(self.max_trims if self.too_little else 0):
             between = {
                 name: (self.too_little.get(name, room) + room) / 2.0
                 for name, room in enough.items()

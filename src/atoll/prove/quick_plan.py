@@ -8,16 +8,18 @@ of the price: such a plan has no bound.
 Where not everything can be served, for want of machines or
 money, all services get the largest common share of their demand whose plan fits.
 
-Machines of a fixed cluster are placed with little effort; any-to-any models are planned as ever, with a
-deadline.
+Machines of a fixed cluster are placed with little effort. Any-to-any models get headroom in the same way, of
+the little effort that their programme needs for a plan; a fleet that is like another begins with the headroom
+that the other needed. All of it is bounded by work: the same question has the same answer on any machine.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from atoll.plan.kept_groups import min_share
 from atoll.plan.plan import Plan
@@ -30,14 +32,16 @@ from atoll.solve.plan_request import PlanRequest
 
 CLUSTER_S = 30.0
 """Seconds after which a placement is what was found by then: a net, its work ends before."""
-GRAPHS_S = 4.0
-"""The same for a plan of any-to-any models, which mostly is cut short by it, and says so."""
+GRAPHS_S = 300.0
+"""The same for one round of a plan of any-to-any models."""
 EXACT_S = 120.0
 """The same for an exact plan."""
 _CLUSTER_WORK = 0.01
 """Share of the usual effort for a placement: somebody waits for it."""
-_GRAPHS_WORK = 0.1
-"""The same for a plan of any-to-any models."""
+_GRAPHS_WORK = 0.05
+"""The same for a round of any-to-any models."""
+_GRAPHS_TRIMS = 1
+"""How often headroom of any-to-any models is taken back: a round is a second."""
 _SHARES = 6
 """Plans on the way to the largest share of demand that fits, at most."""
 _MIN_STEP = 0.01
@@ -51,13 +55,15 @@ class QuickPlan:
     """A plan for a problem and what it keeps, by service and simulation.
 
     `served` is the share of demand that the plan is for. Where that is not all, the plan of rented machines
-    is one for the problem with that share of its demand.
+    is one for the problem with that share of its demand. That of any-to-any models is for the problem with
+    the `headroom` that its services needed.
     """
 
     plan: Plan
     problem: Problem
     kept: Mapping[str, float | None]
     served: float
+    headroom: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def keeps_all(self) -> bool:
@@ -66,13 +72,22 @@ class QuickPlan:
 
 
 def plan_quickly(
-    problem: Problem, *, simulate_s: float, seed: int, tell: Tell = lambda _text: None
+    problem: Problem,
+    *,
+    simulate_s: float,
+    seed: int,
+    tell: Tell = lambda _text: None,
+    like: Mapping[str, float] = MappingProxyType({}),
 ) -> QuickPlan:
-    """Return a plan of a fleet with what it keeps in `simulate_s` seconds of its demand."""
-    key = (problem.content_hash(), simulate_s, seed)
+    """Return a plan of a fleet with what it keeps in `simulate_s` seconds of its demand.
+
+    `like` is the headroom that a similar fleet needed, which an any-to-any one begins with.
+    """
+    likely = tuple(sorted(like.items())) if problem.family == "graph" else ()
+    key = (problem.content_hash(), simulate_s, seed, likely)
     found = _cache.get(key)
     if found is None:
-        found = _QuickPlanner(problem, simulate_s, seed, tell).run()
+        found = _QuickPlanner(problem, simulate_s, seed, tell, dict(likely)).run()
         _cache[key] = found
         while len(_cache) > _CACHED:
             _cache.popitem(last=False)
@@ -96,7 +111,7 @@ def plan_exactly(
     return QuickPlan(found, problem, kept, served)
 
 
-_cache: OrderedDict[tuple[str, float, int], QuickPlan] = OrderedDict()
+_cache: OrderedDict[tuple[str, float, int, object], QuickPlan] = OrderedDict()
 """Plans of this process: what there is now is asked for again with every what-if."""
 
 
@@ -151,33 +166,77 @@ def scale_demand(problem: Problem, share: float) -> Problem:
 class _QuickPlanner:
     """Where the search for a plan stands."""
 
-    def __init__(self, problem: Problem, simulate_s: float, seed: int, tell: Tell) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        simulate_s: float,
+        seed: int,
+        tell: Tell,
+        like: Mapping[str, float],
+    ) -> None:
         self.problem, self.simulate_s, self.seed, self.tell = problem, simulate_s, seed, tell
+        self.like = like
         self.budget = problem.limits.budget_usd_per_hour
 
     def run(self) -> QuickPlan:
-        # A fixed cluster and graphs have no headroom to size: they are planned once, with little effort.
+        # A fixed cluster has no headroom to size: it is planned once, with little effort.
         if self.problem.hosts:
-            return self._take(Effort(work=_CLUSTER_WORK, gap=0.05), CLUSTER_S)
+            return self._place()
         if self.problem.family == "graph":
-            return self._take(Effort(work=_GRAPHS_WORK, gap=0.05), GRAPHS_S)
+            return self._size_graphs()
         # All demand without a budget first: if that fits the budget there is no share to look for.
         whole = self._size(1.0)
         if whole is not None and self._fits(whole):
             return whole
         return self._find_share()
 
-    def _take(self, effort: Effort, deadline_s: float) -> QuickPlan:
-        """Plan as ever, in little time, and see what is kept."""
+    def _size_graphs(self) -> QuickPlan:
+        """Plan with more headroom until enough of all promises are kept, from what a similar fleet needed."""
+        services = tuple(
+            one.model_copy(update={"headroom": max(one.headroom, self.like.get(one.name, 1.0))})
+            for one in self.problem.services
+        )
+        asked = self.problem.replace(services=services)
         self.tell("planning")
+        first = self._solve_graphs(asked)
+        if not _is_whole(first) and asked != self.problem:
+            asked, first = self.problem, self._solve_graphs(self.problem)
+        if not _is_whole(first):
+            return self._judge(first, min(first.served_fraction.values(), default=0.0))
+        settled = asked.settled(first.mixes) if first.mixes else asked
+        planned = {first.problem_hash: asked}
+
+        def solve(problem: Problem) -> Plan:
+            found = self._solve_graphs(problem)
+            planned[found.problem_hash] = problem
+            return found
+
+        judge = partial(self._judge_shown, settled)
+        found, kept = HeadroomSizing(settled, first, solve, judge, self.tell, _GRAPHS_TRIMS).run()
+        # What flows over its paths is the demand with headroom: it is a plan for a fleet that has that.
+        own = planned[found.problem_hash]
+        made = found.model_copy(update={"mixes": first.mixes})
+        served = min(found.served_fraction.values(), default=0.0)
+        headroom = {service.name: service.headroom for service in own.services}
+        return QuickPlan(made, own, kept, served, headroom)
+
+    def _solve_graphs(self, problem: Problem) -> Plan:
+        return self._plan_soon(problem, Effort(work=_GRAPHS_WORK, gap=0.05), GRAPHS_S)
+
+    def _plan_soon(self, problem: Problem, effort: Effort, deadline_s: float) -> Plan:
         request = PlanRequest(
             effort=effort,
             deadline_s=deadline_s,
             rank=False,
-            capacity_only=not self.problem.graph_services,
+            capacity_only=True,
             error_bars=False,
         )
-        found = plan(self.problem, request)
+        return plan(problem, request)
+
+    def _place(self) -> QuickPlan:
+        """Place on a cluster in little time, and see what is kept."""
+        self.tell("planning")
+        found = self._plan_soon(self.problem, Effort(work=_CLUSTER_WORK, gap=0.05), CLUSTER_S)
         served = min(found.served_fraction.values(), default=0.0)
         self.tell("simulating")
         return self._judge(found, served)
@@ -189,8 +248,9 @@ class _QuickPlanner:
         return QuickPlan(found, self.problem, kept, served)
 
     def _fits(self, found: QuickPlan) -> bool:
-        whole = found.plan.status in ("optimal", "feasible")
-        return whole and (self.budget is None or found.plan.usd_per_hour <= self.budget)
+        return _is_whole(found.plan) and (
+            self.budget is None or found.plan.usd_per_hour <= self.budget
+        )
 
     def _find_share(self) -> QuickPlan:
         """Return the plan for the largest common share of demand that machines and budget allow."""
@@ -231,7 +291,7 @@ class _QuickPlanner:
         own = asked.replace(limits=limits)
         self.tell("planning")
         first = self._solve(own)
-        if first.status not in ("optimal", "feasible"):
+        if not _is_whole(first):
             return None
         # A mix that is settled stays: sizing must not change the choice of models from round to round.
         settled = own.settled(first.mixes)
@@ -300,6 +360,11 @@ class _SizingMarkets:
                 whole = other.status in ("optimal", "feasible")
                 return other if whole and other.usd_per_hour < found.usd_per_hour else None
         return None
+
+
+def _is_whole(plan: Plan) -> bool:
+    """Whether a plan serves all that is asked."""
+    return plan.status in ("optimal", "feasible")
 
 
 def _mean(shares: list[float | None]) -> float | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from atoll.core.units import format_share, pluralize
@@ -15,15 +16,26 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _NAMES: dict[Axis, str] = {
-    "latency": "dollars against promises",
-    "error": "dollars against wrong answers",
-    **{name: f"dollars against {name}" for name in DRAWN},
+    "latency": "what faster answers cost",
+    "error": "what fewer wrong answers cost",
+    "energy": "what less energy costs",
+    "carbon": "what less carbon costs",
 }
 _VALUES: dict[Axis, str] = {
     "latency": "promise, times today's",
     "error": "wrong answers",
     **{name: drawn.column for name, drawn in DRAWN.items()},
 }
+_SAYS: dict[Axis, str] = {
+    "latency": "how slow answers may be (1: as promised today)",
+    "error": "answers that are wrong",
+    "energy": "power that its machines draw, kW",
+    "carbon": "carbon dioxide, kg an hour",
+}
+"""What is swept, for people who never saw such a drawing."""
+_LETTER = 6.6
+_LINE = 14.0
+"""Pixels of a letter and of a line of a label."""
 _WIDTH = 720
 _HEIGHT = 380
 """Pixels of the whole drawing; the next four are where its axes end."""
@@ -37,13 +49,18 @@ _RIGHT_COLUMNS = ("$/h", *_VALUES.values(), "machines", "GPUs", "served")
 
 @dataclass(frozen=True)
 class CurveDot:
-    """A plan in a drawing, in pixels; faint where it is not on the curve."""
+    """A plan in a drawing, in pixels; faint where it is not on the curve.
+
+    `label` is all that is known of it; `says` stands beside it, ending at it where it has no room to begin.
+    """
 
     x: float
     y: float
     label: str
     today: bool
     faint: bool
+    says: str = ""
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,13 +189,38 @@ def draw_curve(front: ParetoFront) -> CurveDrawing:
         for point in served
     )
     return CurveDrawing(
-        title="The curve, today's plan (large) and plans that another one beats (hollow)",
-        x_name=_VALUES[front.against],
+        title="Each dot is a plan. Along the line nothing does as well for less; hollow dots cost more than"
+        " they need to, or serve too little.",
+        x_name=_SAYS[front.against],
         x_ticks=xs.ticks(percent=front.against == "error"),
         y_ticks=ys.ticks(),
-        dots=dots,
+        dots=_label_dots(served, dots),
         steps=_steps(front.curve, xs, ys, unit),
     )
+
+
+def _label_dots(points: Sequence[ParetoPoint], dots: Sequence[CurveDot]) -> tuple[CurveDot, ...]:
+    """Return the dots with prices beside those on the curve, today's first, as far as there is room."""
+    order = sorted(
+        (at for at, dot in enumerate(dots) if dot.today or not dot.faint),
+        key=lambda at: (not dots[at].today, dots[at].x),
+    )
+    taken: list[tuple[float, float, float]] = []
+    labelled = list(dots)
+    for at in order:
+        dot, price = dots[at], f"${points[at].usd_per_hour:.2f}/h"
+        says = f"today: {price}" if dot.today else price
+        wide = _LETTER * len(says) + 10.0
+        ends = dot.x + wide > _WIDTH
+        left, y = dot.x - wide if ends else dot.x, dot.y - 8.0
+        if any(
+            left < right and begins < left + wide and abs(y - other) < _LINE
+            for begins, right, other in taken
+        ):
+            continue
+        taken.append((left, left + wide, y))
+        labelled[at] = replace(dot, says=says, ends=ends)
+    return tuple(labelled)
 
 
 def _steps(curve: tuple[ParetoPoint, ...], xs: _Scale, ys: _Scale, unit: float) -> str:

@@ -26,10 +26,15 @@ _IN_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "ahead": "speech ahead", "image": "
 
 @dataclass(frozen=True)
 class PromiseVerdict:
-    """Whether a service keeps its promises, in a line; None where nothing was found out."""
+    """Whether a service keeps its promises, in a line; None where nothing was found out.
+
+    `kept` and `target` are the shares of requests that keep them and that should, where the line is of those.
+    """
 
     text: str
     is_kept: bool | None
+    kept: float | None = None
+    target: float | None = None
 
 
 def judge_plan(plan: Plan) -> list[PromiseVerdict]:
@@ -64,7 +69,7 @@ def _judge_promise(promise: KeptPromise) -> PromiseVerdict:
         text += f"; TTFT {format_share(promise.kept_ttft)}, TPOT {format_share(promise.kept_tpot)}"
         if promise.cause:
             text += f". Why: {promise.cause}"
-    return PromiseVerdict(text, promise.is_kept)
+    return PromiseVerdict(text, promise.is_kept, promise.kept, promise.target)
 
 
 def judge_run(report: SimReport, problem: Problem) -> list[PromiseVerdict]:
@@ -84,7 +89,7 @@ def judge_run(report: SimReport, problem: Problem) -> list[PromiseVerdict]:
         if service.groups:
             text += f"; {say_groups(service.groups)}"
         is_kept = kept >= target and all(group.is_kept is not False for group in service.groups)
-        verdicts.append(PromiseVerdict(text, is_kept))
+        verdicts.append(PromiseVerdict(text, is_kept, kept, target))
         verdicts += judge_kept_groups(service.name, service.groups)
     return verdicts
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
+from atoll.core.units import format_share
+
 if TYPE_CHECKING:
     from jinja2 import Environment
     from rich.table import Table
@@ -107,4 +109,5 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["px"] = format_pixels
+    environment.filters["share"] = format_share
     return environment

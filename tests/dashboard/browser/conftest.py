@@ -152,11 +152,12 @@ class Visitor:
         page.on("dialog", self._dismiss)
         page.on("request", self._check_request)
 
-    def go(self, path: str) -> None:
+    def go(self, path: str, patience_ms: float = 20_000) -> None:
         """Open a page of the dashboard without loading the whole again, and wait for its content."""
         self.page.evaluate("p => import('/static/js/app.js').then((app) => app.go(p))", path)
         self.page.wait_for_function(
-            "() => !document.querySelector('main .state.loading, main .boot')", timeout=20_000
+            "() => !document.querySelector('main .state.loading, main .boot')",
+            timeout=patience_ms,
         )
 
     def check(self) -> None:
@@ -175,6 +176,14 @@ class Visitor:
         address = urlsplit(request.url)
         if address.scheme in ("http", "https", "ws", "wss"):
             self._note(f"asked a stranger: {request.url}", not request.url.startswith(self.origin))
+
+
+def check_axe(visitor: Visitor) -> None:
+    """Fail if axe finds anything on the page as it is."""
+    visitor.expected.append("Applying inline style")  # Axe tries out what it finds.
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(visitor.page).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 
 Visit = Callable[..., Visitor]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from atoll.runtime.http.listen_address import free_ports
@@ -29,16 +29,26 @@ _LINK = re.compile(r"dashboard: (\S+)")
 
 
 class OperatedSite:
-    """The dashboard of a controller that asks on its page; `url` is where, `link()` logs in as admin."""
+    """The dashboard of a controller; `url` is where, `link()` logs in as admin.
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    `model` stands in for those of the fleet file (None: they serve themselves), `options` are more of the
+    controller's: it asks on its page unless told.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Path | None,
+        fleet: str = LAB,
+        options: Sequence[str] = ("--pretend", "--ask", "page"),
+    ) -> None:
         self.folder = folder
         self.file = folder / "lab.yaml"
         runtime = tempfile.mkdtemp(prefix="a-")
         self._site = Site(folder, XDG_RUNTIME_DIR=runtime)
         (self._port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
-        self._model = model
+        self._model, self._fleet, self._options = model, fleet, tuple(options)
 
     def link(self) -> str:
         """Return an address that logs in as the admin of this machine, once."""
@@ -63,11 +73,11 @@ class OperatedSite:
     @contextlib.contextmanager
     def operating(self) -> Iterator[None]:
         """Operate the fleet until it is over, and take it down then."""
-        self.file.write_text(LAB)
-        stand_in = ("--stand-in", "--stand-in-model", str(self._model), "--device", "cpu")
-        asked = ("--ask", "page", "--look", "1s", "--port", "0")
-        shown = ("--dashboard-at", f"127.0.0.1:{self._port}")
-        words = ("operate", "lab.yaml", "--pretend", *stand_in, *asked, *shown)
+        self.file.write_text(self._fleet)
+        model = self._model
+        stand_in = () if model is None else ("--stand-in", "--stand-in-model", str(model))
+        shown = ("--look", "1s", "--port", "0", "--dashboard-at", f"127.0.0.1:{self._port}")
+        words = ("operate", "lab.yaml", "--device", "cpu", *self._options, *stand_in, *shown)
         try:
             with self._site.running(*words):
                 self._await_dashboard()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
+import struct
 import tempfile
 import time
 import urllib.error
 import urllib.request
+import wave
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,12 +34,14 @@ from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings
+from atoll.runtime.pool.backend_metadata import MODALITIES, write_modalities
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.pool.routes import ModelPromise
-from tests.dashboard.browser.conftest import SiteOnItsLoop, Visit
+from tests.dashboard.browser.conftest import SiteOnItsLoop, Visit, check_axe
 from tests.planner.test_fleet_edit import FLEET
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
+from tests.runtime.gateway.graph_server import ScriptedGraphServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -90,6 +97,12 @@ class RealSite(SiteOnItsLoop):
             Backend(id=each.name, url=await each.start(), models=("m",), kind="vllm")
             for each in self.engines
         ]
+        # One that sees, hears and speaks, as a graph server does.
+        self.omni = ScriptedGraphServer(name="omni", model="omni")
+        known = {"omni": (("text", "image", "audio"), ("text", "audio"))}
+        metadata = {MODALITIES: write_modalities(known)}
+        url = await self.omni.start()
+        backends.append(Backend(id="omni", url=url, models=("omni",), metadata=metadata))
         self._accounts = await Accounts.open(
             f"sqlite:///{self.folder}/accounts.db", journal=self.folder / "journal"
         )
@@ -125,7 +138,7 @@ class RealSite(SiteOnItsLoop):
         await self._dashboard.close()
         await self._gateway.close()
         await self._accounts.close()
-        for each in self.engines:
+        for each in (*self.engines, self.omni):
             await each.stop()
 
 
@@ -222,4 +235,68 @@ def test_a_budget_is_shown_with_what_is_spent(real: RealSite, visit: Visit) -> N
     page.get_by_role("link", name="Keys and usage").click()
     page.get_by_role("tab", name="Usage", exact=True).click()
     budgets = page.get_by_role("region", name="Budgets", exact=True)
-    assert "$0.00 of $5.00" in budgets.inner_text()
+    budgets.get_by_text("$0.00 of $5.00").wait_for()
+    # One of the settings is changed there; one that is set here is removed here.
+    assert budgets.get_by_role("button", name="Remove").count() == 0
+    real.make_key("member")
+    page.reload()
+    page.get_by_role("tab", name="Usage", exact=True).click()
+    budgets.get_by_label("Budget of").select_option(label="key member")
+    budgets.get_by_label("Dollars a month").fill("7")
+    budgets.get_by_role("button", name="Set budget").click()
+    budgets.get_by_text("$0.00 of $7.00").wait_for()
+    budgets.get_by_role("button", name="Remove").click()
+    budgets.get_by_text("$0.00 of $7.00").wait_for(state="detached")
+
+
+def make_picture() -> bytes:
+    """Return a small picture as a PNG file."""
+    rows = b"".join(b"\0" + bytes(3 * 8) for _ in range(4))
+    head = struct.pack(">IIBBBBB", 8, 4, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+def make_sound() -> bytes:
+    """Return a tenth of a second of silence as a WAV file."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setnchannels(1)
+        written.setsampwidth(2)
+        written.setframerate(16_000)
+        written.writeframes(bytes(3200))
+    return file.getvalue()
+
+
+def test_a_model_sees_hears_and_speaks_in_the_chat(real: RealSite, visit: Visit) -> None:
+    visitor = visit(real)
+    page = visitor.page
+    visitor.go("/chat?model=omni")
+    page.get_by_text("takes text, pictures").wait_for()
+    (real.folder / "sea.png").write_bytes(make_picture())
+    (real.folder / "waves.wav").write_bytes(sound := make_sound())
+    files = [real.folder / "sea.png", real.folder / "waves.wav"]
+    page.locator("input[type=file]").set_input_files(files)
+    page.get_by_text("8 \N{MULTIPLICATION SIGN} 4 px").wait_for()
+    page.get_by_text("waves.wav").wait_for()
+    check_axe(visitor)
+    page.get_by_label("Answer with speech, too").check()
+    page.get_by_role("textbox", name="Message").fill("What is this?")
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.get_by_role("list", name="Conversation").get_by_text("I see a sea").wait_for()
+    spoken = page.get_by_label("The answer as speech")
+    spoken.wait_for()
+    page.wait_for_function(
+        "() => document.querySelector('audio[aria-label=\"The answer as speech\"]').duration > 1"
+    )
+    asked = real.omni.seen[-1].body
+    text, seen, heard = asked["messages"][0]["content"]
+    assert text["text"] == "What is this?"
+    # A browser writes the picture anew, and leaves the sound as it is.
+    assert seen["image_url"]["url"].startswith("data:image/png;base64,")
+    assert base64.b64decode(heard["input_audio"]["data"]) == sound
+    assert asked["modalities"] == ["text", "audio"]
+    check_axe(visitor)

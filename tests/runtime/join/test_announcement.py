@@ -18,18 +18,23 @@ from atoll.fabric.registry.records import Gpu, Hardware, NodeService, SessionSta
 from atoll.runtime.endpoints.endpoint import RunDirectory
 from atoll.runtime.join.announcement import Announcement, NodeSituation, choose_announcement
 from atoll.runtime.join.assignment import (
-    VALID_S,
+    PURPOSE,
     Assignment,
-    Order,
-    OrderVerifier,
     check,
-    encode,
-    read_reply,
+    read_assignment,
     write_order,
 )
 from atoll.runtime.join.engine_start import engine_for_order, prepare
 from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.offers import ServerOffer
+from atoll.runtime.join.signed_orders import (
+    MAX_ORDER_BYTES,
+    VALID_S,
+    Order,
+    OrderVerifier,
+    encode,
+    read_reply,
+)
 from atoll.runtime.join.watcher import Health
 
 OFFER = ServerOffer((NodeService(model="m"),), "vllm")
@@ -128,18 +133,18 @@ NOW_S = time.time()
 
 
 def orders() -> OrderVerifier:
-    return OrderVerifier(Verifier("open", None))
+    return OrderVerifier(Verifier("open", None), PURPOSE)
 
 
 def test_an_operators_order_is_obeyed_once(operator: Identity) -> None:
     taking = orders()
     data = write_order(ORDER, operator, "open", SID, NOW_S)
-    assignment, person = taking.read(data, SID, NOW_S + 3.0)
-    assert (assignment, person.name) == (ORDER, "olga")
+    body, person = taking.read(data, SID, NOW_S + 3.0)
+    assert (read_assignment(body), person.name) == (ORDER, "olga")
     with pytest.raises(RefusedError, match="given before"):
         taking.read(data, SID, NOW_S + 4.0)
     again = write_order(ORDER, operator, "open", SID, NOW_S)
-    assert taking.read(again, SID, NOW_S + 5.0)[0] == ORDER
+    assert read_assignment(taking.read(again, SID, NOW_S + 5.0)[0]) == ORDER
 
 
 def test_an_order_is_remembered_for_as_long_as_it_holds(operator: Identity) -> None:
@@ -160,9 +165,11 @@ def test_other_orders_are_refused(operator: Identity) -> None:
     with pytest.raises(RefusedError, match="too old"):
         taking.read(good, SID, NOW_S + VALID_S + 1)
     with pytest.raises(RefusedError, match="not signed"):
-        OrderVerifier(Verifier("other", None)).read(good, SID, NOW_S)
+        OrderVerifier(Verifier("other", None), PURPOSE).read(good, SID, NOW_S)
+    with pytest.raises(RefusedError, match="not signed"):
+        OrderVerifier(Verifier("open", None), "another purpose").read(good, SID, NOW_S)
     with pytest.raises(RefusedError, match="too large"):
-        taking.read(b"x" * 20_000, SID, NOW_S)
+        taking.read(b"x" * (MAX_ORDER_BYTES + 1), SID, NOW_S)
     with pytest.raises(RefusedError, match="cannot be read"):
         taking.read(b"x", SID, NOW_S)
     with pytest.raises(RefusedError, match="too old"):
@@ -175,7 +182,7 @@ def test_other_orders_are_refused(operator: Identity) -> None:
     with pytest.raises(RefusedError, match="not signed"):
         taking.read(encode(forged), SID, NOW_S)
     # None of those was taken.
-    assert taking.read(good, SID, NOW_S)[0] == ORDER
+    assert read_assignment(taking.read(good, SID, NOW_S)[0]) == ORDER
 
 
 def test_a_foreign_operator_is_refused(operator: Identity) -> None:
@@ -183,7 +190,7 @@ def test_a_foreign_operator_is_refused(operator: Identity) -> None:
     stranger = Identity.self_made("m001", "mallory", "uni", "operator")
     data = write_order(ORDER, stranger, "f", SID, NOW_S)
     with pytest.raises(RefusedError, match="not of this fabric"):
-        OrderVerifier(verifier).read(data, SID, NOW_S)
+        OrderVerifier(verifier, PURPOSE).read(data, SID, NOW_S)
 
 
 @pytest.mark.parametrize(

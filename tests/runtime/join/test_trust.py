@@ -90,7 +90,7 @@ async def test_a_token_is_enough_to_join_and_nobody_but_an_operator_assigns(tmp_
         assert process.returncode == 0
         assert "operator ended the assignment" in said
         events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-        reasons = [e["reason"] for e in events if e["event"] == "assign.refused"]
+        reasons = [e["reason"] for e in events if e["event"] == "order.refused"]
         assert reasons == ["role"]
         # No secret is ever written down.
         assert token.read_text()[20:60] not in said + (tmp_path / "log").read_text()

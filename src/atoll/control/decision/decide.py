@@ -150,7 +150,10 @@ def decide(
         adopted = verdict.adopt
         outcome = "adopted" if adopted else "kept"
         told = (*triggers.values(), f"{outcome}: {verdict.reason}")
-        memory = replace(memory, tried_s=view.time_s, tried_for=tuple(sorted(triggers)))
+        # Where no plan was found, the market that comes is compared with the one of now.
+        seen = view.offers if memory.planned_s is None else memory.offers
+        reasons = tuple(sorted(triggers))
+        memory = replace(memory, tried_s=view.time_s, tried_for=reasons, offers=seen)
         situation = replace(situation, in_force=memory.plan)
     if memory.plan is not None:
         plan_in_force = move_slots(memory.plan, situation.holding(), situation.problem.offers)

@@ -79,13 +79,13 @@ def _demand_triggers(situation: Situation) -> dict[str, str]:
 
 
 def _market_triggers(situation: Situation) -> dict[str, str]:
-    """Return offers whose price or count has moved since the plan was made, where that may matter.
+    """Return offers whose price or count has moved since a plan was made or sought, where that may matter.
 
     What nobody uses and is dearer, or cannot be had any more, makes no other plan the best.
     """
     policy, found = situation.policy, {}
     used = count_machines(situation.wanted)
-    if situation.memory.planned_s is None or situation.memory.offers == situation.view.offers:
+    if situation.memory.tried_s is None or situation.memory.offers == situation.view.offers:
         return {}
     before = {offer.key: offer for offer in situation.memory.offers}
     after = {offer.key: offer for offer in situation.view.offers}

@@ -48,7 +48,7 @@ class OperationOptions(Frozen):
     """
 
     on: str | None = _where(
-        "Targets: local (default), slurm, kubernetes, ray, ...; several with commas."
+        "Targets: local (default), slurm, kubernetes, ray, joined, ...; several with commas."
     )
     target_file: Path | None = _where(
         "YAML with the settings of targets: slurm: {partitions: [gpu], account: lab}."

@@ -11,12 +11,12 @@ from atoll.control.operation.targets import TargetMap
 from atoll.core.errors import AtollError
 from atoll.deploy.commands.node_commands import (
     CommandSettings,
+    InstanceRecipe,
     ServiceWeights,
     executor_command,
-    node_commands,
     share_of,
 )
-from atoll.deploy.target import DeployError, Labels, NodeCommand, StartOrder
+from atoll.deploy.target import DeployError, Labels, StartOrder
 from atoll.deploy.target_table import TargetSettings
 from atoll.plan.engine_layout import launch_of
 from atoll.plan.plan import Instance, Plan
@@ -80,25 +80,33 @@ class OrderMaker:
         """Return the order of an instance under its labels."""
         settings = self._settings[self._targets.of_instance(instance)]
         try:
-            commands = self._commands(instance, labels, plan, settings)
+            if instance.is_executor:
+                command = executor_command(
+                    instance, self._components(instance), settings, labels=labels
+                )
+                return StartOrder(instance, labels, (command,), ready_s=settings.ready_s)
+            recipe = self._recipe(instance, labels, plan)
+            return StartOrder(
+                *(instance, labels, recipe.commands(settings)),
+                ready_s=settings.ready_s,
+                recipe=recipe,
+            )
         except DeployError:
             raise
         except AtollError as error:
             raise DeployError(error.message, kind="settings", hint=error.hint) from error
-        return StartOrder(instance, labels, commands, ready_s=settings.ready_s)
 
-    def _commands(
-        self, instance: Instance, labels: Labels, plan: Plan, settings: CommandSettings
-    ) -> tuple[NodeCommand, ...]:
-        if instance.is_executor:
-            missing = [name for name in instance.services if name not in self._parts]
-            if missing:
-                raise DeployError(
-                    f"nothing is known to run the parts of {missing[0]}",
-                    kind="settings",
-                    hint="name components for them with `parts` FILE",
-                )
-            return (executor_command(instance, self._parts, settings, labels=labels),)
+    def _components(self, instance: Instance) -> Mapping[str, ServedParts]:
+        missing = [name for name in instance.services if name not in self._parts]
+        if missing:
+            raise DeployError(
+                f"nothing is known to run the parts of {missing[0]}",
+                kind="settings",
+                hint="name components for them with `parts` FILE",
+            )
+        return self._parts
+
+    def _recipe(self, instance: Instance, labels: Labels, plan: Plan) -> InstanceRecipe:
         weights = self._weights.get(instance.service)
         if weights is None:
             raise DeployError(
@@ -106,11 +114,10 @@ class OrderMaker:
                 kind="settings",
                 hint=f"name them with `models` {instance.service}=SOURCE",
             )
-        return node_commands(
+        return InstanceRecipe(
             instance,
             weights,
-            settings,
+            labels,
             launch=launch_of(plan, instance),
-            labels=labels,
             weight=share_of(plan, instance),
         )

@@ -1,6 +1,6 @@
 """Targets of a fleet: which machines of its pool belong to which target, and how much of them there is now.
 
-A pool's machines stand in regions. A target has a region of its own name ("local", "slurm", "ray", and
+A pool's machines stand in regions. A target has a region of its own name ("local", "slurm", "ray", "joined",
 "cluster" for Kubernetes) unless its settings give another; a pool with a single region belongs to the only
 target whatever it is called. SkyPilot has every place of a cloud ("aws/us-east-2"). The fleet file bounds
 what is used, the target says how much of that there is now. Which targets there are says

@@ -109,6 +109,31 @@ class CommandSettings:
     split_on_cores: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceRecipe:
+    """Recipe of an instance's commands: all that they depend on but where they run (`CommandSettings`).
+
+    For targets whose machines build commands by themselves.
+    """
+
+    instance: Instance
+    weights: ServiceWeights
+    labels: Labels
+    launch: EngineLaunch | None = None
+    weight: float | None = None
+
+    def commands(self, settings: CommandSettings) -> tuple[NodeCommand, ...]:
+        """Return what every node of the instance runs there."""
+        return node_commands(
+            self.instance,
+            self.weights,
+            settings,
+            launch=self.launch,
+            labels=self.labels,
+            weight=self.weight,
+        )
+
+
 def label_options(labels: Labels) -> tuple[str, ...]:
     """Return the options with which `atoll join` carries an instance's labels into the fabric."""
     given = labels.model_dump()

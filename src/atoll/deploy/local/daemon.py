@@ -58,8 +58,19 @@ class DaemonNode(Frozen):
     port: int | None = None
 
 
+class ProcessId(Frozen):
+    """A process by its number and when it started, which together never name another one."""
+
+    pid: int
+    start: str
+
+
 class DaemonOrder(Frozen):
-    """Order of a daemon: what to run, and the labels that say whose it is."""
+    """Order of a daemon: what to run, and the labels that say whose it is.
+
+    It ends with the process `owner`, where there is one: on a machine that was lent, nothing outlives whoever
+    lent it.
+    """
 
     labels: Labels
     nodes: tuple[DaemonNode, ...]
@@ -67,13 +78,7 @@ class DaemonOrder(Frozen):
     ready_s: float
     drain_s: float
     ordered_s: float
-
-
-class ProcessId(Frozen):
-    """A process by its number and when it started, which together never name another one."""
-
-    pid: int
-    start: str
+    owner: ProcessId | None = None
 
 
 class DaemonState(Frozen):
@@ -217,9 +222,15 @@ class InstanceDaemon:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), 0.1)
             self._look()
+            self._heed_owner()
         # Where some still run, this process just ends, and their supervisors see to the rest within seconds.
         if self._state is None or self._state.state != "failed":
             self._write("gone", "stopped" if self._hurried else "drained")
+
+    def _heed_owner(self) -> None:
+        owner = self._order.owner
+        if owner is not None and process_start(owner.pid) != owner.start and not self._hurried:
+            self._hurry()
 
     def _drain(self) -> None:
         if not self._draining:

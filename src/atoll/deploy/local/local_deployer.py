@@ -49,7 +49,7 @@ from atoll.deploy.local.gpu_slots import (
     list_offers,
     visible_devices,
 )
-from atoll.deploy.target import DeployError, InstanceStatus, NodeCommand, StartOrder
+from atoll.deploy.target import DeployError, InstanceStatus, Labels, NodeCommand, StartOrder
 from atoll.deploy.terms import fence_term
 from atoll.plan.problem import Offer
 from atoll.runtime.http.listen_address import free_ports
@@ -73,7 +73,7 @@ class LocalDeployer:
     """See the module. `drain_s` is how long a draining instance may take to finish its streams.
 
     `settle_s` is how long `start` looks whether a command ends at once, `keep_s` how long an ended instance
-    is still listed.
+    is still listed. Instances end with the process `owner`, where one is given.
     """
 
     name = "local"
@@ -87,6 +87,7 @@ class LocalDeployer:
         settle_s: float = 0.5,
         keep_s: float = 3600.0,
         clock: Callable[[], float] = time.time,
+        owner: ProcessId | None = None,
     ) -> None:
         names = [machine.name for machine in machines]
         if len(set(names)) < len(names):
@@ -94,7 +95,7 @@ class LocalDeployer:
         self._machines = {machine.name: machine for machine in machines}
         self._folder = folder.expanduser()
         self._drain_s, self._settle_s, self._keep_s = drain_s, settle_s, keep_s
-        self._clock = clock
+        self._clock, self._owner = clock, owner
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -111,13 +112,13 @@ class LocalDeployer:
     def list(self, fleet: str) -> Sequence[InstanceStatus]:
         """Return every instance of a fleet that stands here, in the order of their names."""
         with self._say_failures():
-            homes = sorted(self._fleet_folder(fleet).glob("i-*"))
+            homes = sorted(self.fleet_folder(fleet).glob("i-*"))
             return tuple(found for home in homes if (found := self._look(home)) is not None)
 
     def start(self, order: StartOrder) -> InstanceStatus:
         """Start every node of an instance; DeployError says why it cannot stand here."""
         labels = order.labels
-        home = self._home(f"{labels.fleet}/{labels.instance}", quoted=False)
+        home = self.home_of(labels)
         with self._say_failures(), self._fence(labels.fleet, labels.term):
             status = self._look(home)
             # One that failed before it had a daemon (there is no state) may be ordered again.
@@ -135,7 +136,7 @@ class LocalDeployer:
 
     def drain(self, handle: str, term: int) -> None:
         """Have every command of an instance end when its streams have."""
-        home = self._home(handle)
+        home = self.home_of_handle(handle)
         with self._say_failures(), self._fence(self._fleet_of(home), term):
             state = self._read_state(home)
             if state is not None and state.state in ("starting", "ready"):
@@ -143,25 +144,13 @@ class LocalDeployer:
 
     def stop(self, handle: str, term: int) -> None:
         """End an instance and wait until nothing of it is left."""
-        home = self._home(handle)
+        home = self.home_of_handle(handle)
         with self._say_failures(), self._fence(self._fleet_of(home), term):
-            state = self._wait_begin(home)
-            if state is None:
-                return
-            _signal_process(state.daemon, signal.SIGINT)
-            if self._wait_end(home, STOP_WAIT_S):
-                return
-            # A daemon that does not listen: its supervisors end the rest when it is gone.
-            _signal_process(state.daemon, signal.SIGKILL)
-            self._wait_end(home, STOP_WAIT_S / 2)
-            for process in (self._read_state(home) or state).processes:
-                _signal_process(process, signal.SIGKILL)
-            if not self._wait_end(home, STOP_WAIT_S / 2):
-                raise DeployError(f"{handle} does not end", kind="unreachable")
+            self._end(home)
 
     def logs(self, handle: str, lines: int = 100) -> str:
         """Return the last lines of each node, with its name before them where there are several."""
-        home = self._home(handle)
+        home = self.home_of_handle(handle)
         order = self._read_order(home)
         if order is None:
             raise DeployError(f"there is no instance {handle} here", kind="ended")
@@ -172,6 +161,39 @@ class LocalDeployer:
             said = last_lines(home / f"{node.node}.log", lines)
             words += [f"{mark}{line}" for line in said]
         return "\n".join(words)
+
+    def close(self, drain_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """End all instances of all fleets, as whose machine it is may: they have so many seconds to finish.
+
+        Once `is_hurried` they have none.
+        """
+        left = [home for home in self._folder.glob("f-*/i-*") if not self._is_over(home)]
+        for home in left:
+            state = self._read_state(home)
+            if state is not None and drain_s > 0:
+                _signal_process(state.daemon, signal.SIGTERM)
+        until_s = time.monotonic() + drain_s
+        while left and time.monotonic() < until_s and not is_hurried():
+            time.sleep(_POLL_S)
+            left = [home for home in left if not self._is_over(home)]
+        for home in left:
+            self._end(home)
+
+    def _end(self, home: Path) -> None:
+        """End an instance now, and wait until nothing of it is left."""
+        state = self._wait_begin(home)
+        if state is None:
+            return
+        _signal_process(state.daemon, signal.SIGINT)
+        if self._wait_end(home, STOP_WAIT_S):
+            return
+        # A daemon that does not listen: its supervisors end the rest when it is gone.
+        _signal_process(state.daemon, signal.SIGKILL)
+        self._wait_end(home, STOP_WAIT_S / 2)
+        for process in (self._read_state(home) or state).processes:
+            _signal_process(process, signal.SIGKILL)
+        if not self._wait_end(home, STOP_WAIT_S / 2):
+            raise DeployError(f"{home.name[2:]} does not end", kind="unreachable")
 
     # Starting
 
@@ -194,6 +216,7 @@ class LocalDeployer:
             ready_s=order.ready_s,
             drain_s=self._drain_s,
             ordered_s=self._clock(),
+            owner=self._owner,
         )
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = take_lock(home)
@@ -308,7 +331,7 @@ class LocalDeployer:
     def _forget_old(self, fleet: str) -> None:
         """Remove what ended long ago, with its logs."""
         oldest_s = self._clock() - self._keep_s
-        for home in self._fleet_folder(fleet).glob("i-*"):
+        for home in self.fleet_folder(fleet).glob("i-*"):
             state = self._read_state(home)
             if state is None:
                 order = self._read_order(home)
@@ -400,7 +423,8 @@ class LocalDeployer:
 
     # Folders and terms
 
-    def _fleet_folder(self, fleet: str) -> Path:
+    def fleet_folder(self, fleet: str) -> Path:
+        """Return where all of a fleet is kept."""
         return self._folder / f"f-{_quote(fleet)}"
 
     @contextmanager
@@ -419,16 +443,19 @@ class LocalDeployer:
     def _fleet_of(self, home: Path) -> str:
         return unquote(home.parent.name[2:])
 
-    def _home(self, handle: str, *, quoted: bool = True) -> Path:
+    def home_of(self, labels: Labels) -> Path:
+        """Return where all of an instance is kept."""
+        return self.fleet_folder(labels.fleet) / f"i-{_quote(labels.instance)}"
+
+    def home_of_handle(self, handle: str) -> Path:
+        """Return where all of an instance is kept, by its handle."""
         fleet, _, instance = handle.partition("/")
-        if quoted:
-            fleet, instance = unquote(fleet), unquote(instance)
-        return self._fleet_folder(fleet) / f"i-{_quote(instance)}"
+        return self.fleet_folder(unquote(fleet)) / f"i-{_quote(unquote(instance))}"
 
     def _fence(self, fleet: str, term: int) -> AbstractContextManager[None]:
         """Hold the folder's lock, all fleets': no GPU is given twice. Refuses an older term of this fleet."""
         return fence_term(
-            self._fleet_folder(fleet),
+            self.fleet_folder(fleet),
             fleet,
             term,
             lock=self._folder / "lock",

@@ -6,6 +6,7 @@ sync/<slot>/<sid>                     question: what do you know
 load/<slot>/<sid>                     load samples
 req/<slot>/<sid>                      question: please serve this
 assign/<slot>/<sid>                   question: please become this
+host/<slot>/<sid>                     question: instances of a fleet, to start, look at and end
 site/<part>/alive|reg|sync|load/...   the same four of members of a site, where the fabric is by site
 in/<slot>/<sid>/<sender slot>         to a worker: cancel, credit, resume
 out/<slot>/<sid>/<sender slot>/...    to an ingress: frames
@@ -108,6 +109,11 @@ def assign(sid: str) -> str:
     return f"{PREFIX}/assign/{slot_of(sid)}/{sid}"
 
 
+def host(sid: str) -> str:
+    """Key of the session's question about instances that it hosts."""
+    return f"{PREFIX}/host/{slot_of(sid)}/{sid}"
+
+
 def inward(sid: str, sender_slot: str) -> str:
     """Key of what a caller in `sender_slot` tells the worker `sid` after a request."""
     return f"{PREFIX}/in/{slot_of(sid)}/{sid}/{sender_slot}"
@@ -165,7 +171,10 @@ def hub_rules(
         _rule("hub", ["ingress"], _EVERYTHING, [f"{PREFIX}/**"]),
         _rule("read", ["ingress"], ["declare_subscriber"], everywhere("reg/**", "load/**")),
         _rule(
-            "ask", ["ingress"], ["query"], [*everywhere("sync/**"), *_keys("req/**", "assign/**")]
+            "ask",
+            ["ingress"],
+            ["query"],
+            [*everywhere("sync/**"), *_keys("req/**", "assign/**", "host/**")],
         ),
         _rule(
             "look",
@@ -181,7 +190,8 @@ def hub_rules(
     for slot in names:
         puts = everywhere(f"reg/{slot}/*", f"load/{slot}/*")
         puts += _keys(f"in/*/*/{slot}", f"out/*/*/{slot}/**")
-        answers = [*everywhere(f"sync/{slot}/*"), *_keys(f"req/{slot}/*", f"assign/{slot}/*")]
+        answers = everywhere(f"sync/{slot}/*")
+        answers += _keys(*(f"{kind}/{slot}/*" for kind in ("req", "assign", "host")))
         slot_rules = [
             _rule(f"put {slot}", ["ingress"], ["put"], puts),
             _rule(f"answer {slot}", ["ingress"], ["declare_queryable", "reply"], answers),
@@ -211,6 +221,7 @@ _SIZES = {
     "load/**": 1024,
     "assign/**": 64 * 1024,
     "req/**": 64 * 1024,
+    "host/**": 256 * 1024,
     "in/**": 1024 * 1024,
     "out/**": 1024 * 1024,
     "reg/**": 2 * 1024 * 1024,

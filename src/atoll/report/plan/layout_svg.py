@@ -16,6 +16,8 @@ _SPACE = 4
 _LABEL = 18
 _MIN_STAGE_WIDTH = 62
 """Pixels a stage needs for the name of a node, however few layers it holds."""
+_LETTER = 7.0
+"""Pixels a letter takes, about."""
 
 _COLOURS = (
     "#3567a8", "#a84f27", "#33784c", "#7450a0", "#86671d", "#23727e", "#a33c66", "#5c6470",
@@ -126,6 +128,9 @@ def _draw_node(node: Node, x: float, y: int, width: float, colours: Mapping[str,
     label = f"{node.gpus}/{node.node_type}" if cut else node.node_type
     side = node.gpus // node.tp
     copies = f"tensor parallel {node.tp}" + (f", {side} copies" if side > 1 else "")
+    market = f"{label} spot" if spot else label
+    # How its GPUs split layers stands in the box where there is room; it is in the title in any case.
+    names = (f"{market}, TP {node.tp}" if node.tp > 1 else market, market)
     return NodeBox(
         x=x,
         y=y,
@@ -133,6 +138,6 @@ def _draw_node(node: Node, x: float, y: int, width: float, colours: Mapping[str,
         height=_NODE,
         fill=colours[parse_node_type(node.node_type).gpu],
         spot=spot,
-        label=f"{label} spot" if spot and width > 90 else label,
+        label=next((name for name in names if _LETTER * len(name) <= width), label),
         title=f"{node.describe()}, {node.market}, {node.layers} layers, {copies}",
     )

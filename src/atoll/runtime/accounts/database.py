@@ -181,6 +181,37 @@ class Database:
             )
             return await _find_key(connection, key_id)
 
+    # Budgets
+
+    async def budgets(self) -> dict[str, str]:
+        """Return the budgets that were set, as JSON by their ids."""
+        table = schema.budgets
+        async with self._engine.connect() as connection:
+            rows = await connection.execute(sa.select(table).order_by(table.c.id))
+            return {row.id: row.spec for row in rows}
+
+    async def set_budget(self, name: str, spec: str, *, most: int) -> bool:
+        """Set a budget, or change it; False where there would be more than `most`."""
+        table = schema.budgets
+        statement = self.insert(table).values(id=name, spec=spec)
+        async with self._engine.begin() as connection:
+            known = await connection.scalar(
+                sa.select(sa.func.count()).select_from(table).where(table.c.id != name)
+            )
+            if (known or 0) >= most:
+                return False
+            await connection.execute(
+                statement.on_conflict_do_update(index_elements=["id"], set_={"spec": spec})
+            )
+        return True
+
+    async def remove_budget(self, name: str) -> bool:
+        """Remove a budget; whether there was one."""
+        table = schema.budgets
+        async with self._engine.begin() as connection:
+            done = await connection.execute(table.delete().where(table.c.id == name))
+            return bool(done.rowcount)
+
     async def keys(self) -> tuple[ApiKey, ...]:
         """Return all keys, oldest first."""
         table = schema.keys

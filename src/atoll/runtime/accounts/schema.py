@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0003"
+HEAD = "0004"
 """The migration that makes these tables."""
 
 metadata = MetaData()
@@ -151,4 +151,12 @@ gaps = Table(
     Column("until_s", Float(53)),  # none: it has not ended, or its gateway died in it
     Column("requests", BigInteger, nullable=False),  # that nothing on the disk knew of as they ran
     Column("lost", BigInteger, nullable=False),  # that are not in the ledger
+)
+
+budgets = Table(
+    # What may be spent a month before it is an alarm, as people set it while gateways run.
+    "budgets",
+    metadata,
+    Column("id", String(140), primary_key=True),
+    Column("spec", Text, nullable=False),  # BudgetSettings as JSON
 )

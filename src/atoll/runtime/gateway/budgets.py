@@ -1,6 +1,7 @@
 """Budgets: what keys, their owners or everybody may cost in a month (UTC), and how much of it is spent.
 
-Nothing is refused for a budget: who goes beyond it is an alarm. Limits of keys refuse.
+Nothing is refused for a budget: who goes beyond it is an alarm. Limits of keys refuse. Budgets stand in the
+settings, or are set while gateways run and kept beside the keys; of one thing the latter counts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import datetime
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
@@ -52,6 +53,8 @@ class BudgetStanding:
 
     budget: BudgetSettings
     spent_usd: float
+    in_settings: bool = False
+    """Whether it stands in the gateway's settings, and is changed there."""
 
     @property
     def share(self) -> float:
@@ -107,9 +110,7 @@ class BudgetWatch:
         if now_s < self._next_s or self._accounts is None:
             return
         self._next_s = now_s + _EVERY_S
-        if not self._budgets():
-            self.standings = ()
-        elif self._looking is None or self._looking.done():
+        if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self.look(time.time()))
 
     async def look(self, now_s: float) -> None:
@@ -119,13 +120,19 @@ class BudgetWatch:
         accounts = self._accounts
         if accounts is None:
             return
+        rows: list[Row] = []
         try:
-            span = UsagePeriod(since_s=month_begin_s(now_s))
-            rows = [row async for row in usage(accounts.database, ("key", "owner"), span)]
+            told = {one.id: (one, True) for one in self._budgets()}
+            for name, spec in (await accounts.database.budgets()).items():
+                told[name] = BudgetSettings.from_json(spec), False
+            if told:
+                span = UsagePeriod(since_s=month_begin_s(now_s))
+                rows = [row async for row in usage(accounts.database, ("key", "owner"), span)]
         except Exception as error:  # noqa: BLE001 - a database that is away has an alarm of its own
             self._log.event("budgets.unknown", error=repr(error))
             return
-        self.standings = stand(self._budgets(), rows)
+        found = stand((budget for budget, _ in told.values()), rows)
+        self.standings = tuple(replace(one, in_settings=told[one.budget.id][1]) for one in found)
 
     def close(self) -> None:
         """Stop looking."""

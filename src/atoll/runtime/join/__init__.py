@@ -12,7 +12,8 @@ Begin with `joined_node`: the whole life of a node.
     deadline        when this node ends: Slurm, spot notices, the user
     announcement    what to tell the fabric: decisions only
     bridge          requests from the tunnel to the engine's own address
-    assignment      an operator's order to serve a model: what may be asked, by whom, and where it is taken
+    signed_orders   orders of operators: who may give them, and where a node takes them
+    assignment      an operator's order to serve a model: what may be asked
     joined_node     all of it together
 
 Imports `engines`, `fabric`, and of the runtime `endpoints`, `http` and `supervise`.

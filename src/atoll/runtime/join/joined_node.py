@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,8 +28,14 @@ from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.fabric_settings import FabricSettings
 from atoll.fabric.tunnel.tunnel_server import TunnelServer
 from atoll.runtime.endpoints.endpoint import RunDirectory
-from atoll.runtime.join.announcement import Announcement, NodeSituation, choose_announcement
-from atoll.runtime.join.assignment import Assignment, OrderReceiver
+from atoll.runtime.join.announcement import (
+    INSTANCES,
+    TAKES_LABEL,
+    Announcement,
+    NodeSituation,
+    choose_announcement,
+)
+from atoll.runtime.join.assignment import Assignment, take_assignments
 from atoll.runtime.join.bridge import Bridge
 from atoll.runtime.join.deadline import LAST_S, NodeDeadline, SpotNotices, parse_ends, slurm_end_s
 from atoll.runtime.join.engine_load import LoadReader, ReadFigures
@@ -44,6 +50,7 @@ from atoll.runtime.join.hardware import gpus_from_text, host_name, read_gpu_use,
 from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.measuring import measure
 from atoll.runtime.join.offers import Inspector
+from atoll.runtime.join.signed_orders import OrderReceiver
 from atoll.runtime.join.watcher import EngineProbe, Watcher, WatchSettings
 from atoll.runtime.supervise import supervision as supervise
 from atoll.runtime.supervise.agent import Agent, ProcessError, ProcessSpec, SupervisedProcess
@@ -67,9 +74,27 @@ class RunningEngine:
     given_up: ProcessError | None = None
 
 
+class Hosting(Protocol):
+    """Instances that a node with nothing of its own to serve hosts for its fabric's operators."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether they hold any of its GPUs."""
+        ...
+
+    async def leave(self, drain_s: float) -> None:
+        """Take no more and end those that run, which have so many seconds to finish."""
+        ...
+
+    async def close(self) -> None:
+        """End all that is left now."""
+        ...
+
+
 class JoinedNode:
     """See the module. `say` gets a line for people whenever something happens.
 
+    `host` begins to host instances, once the node has joined and where it waits to be told what to serve.
     `figures` are those of a server that runs in this process; others publish theirs.
     """
 
@@ -85,9 +110,12 @@ class JoinedNode:
         engine_log: Path | None = None,
         environment: Mapping[str, str] | None = None,
         figures: ReadFigures | None = None,
+        host: Callable[[JoinedNode], Hosting] | None = None,
     ) -> None:
         self.options = options
         self._figures = figures
+        self._host = host if options.waits else None
+        self._hosting: Hosting | None = None
         self.home = home
         self.engine_log = engine_log or home.log(ENGINE)
         self.fabric: Fabric
@@ -101,16 +129,18 @@ class JoinedNode:
                 field="--fabric",
                 hint="atoll fabric issue NAME --role worker",
             )
-        self._access = access
-        self._log = log or SilentLog()
-        self._say = say or (lambda _line: None)
+        self.access = access
+        self.log = log or SilentLog()
+        self.say = say or (lambda _line: None)
         self._settings = settings or FabricSettings(proxy=options.proxy)
         self._environment = os.environ if environment is None else environment
-        self._hardware = Hardware()
+        self.hardware = Hardware()
         self._measured: dict[str, str] = {}
         self._agent = Agent(self._process_changed)
         self._said = Announcement(SessionState.JOIN, None)
         self._said_ends_s: float | None = None
+        self._said_labels: dict[str, str] = {}
+        self._measuring = False
         self._joined = self._leaving = self._closed = False
         self._dirty = asyncio.Event()
         self._over = asyncio.Event()
@@ -129,16 +159,16 @@ class JoinedNode:
         prepared = prepare(options, self.engine_log)
         if prepared is not None and prepared.command is not None:
             await refuse_taken(prepared.server.url)
-        self._hardware = self._read_hardware()
+        self.hardware = self._read_hardware()
         if options.measure:
             await self._measure()
         await self._first_deadline()
         self.fabric = await Fabric.connect(
-            self._access,
+            self.access,
             self._metadata(None),
             state=SessionState.JOIN,
             settings=self._settings,
-            log=self._log,
+            log=self.log,
             hear_loads=False,
         )
         self._joined = True
@@ -150,15 +180,19 @@ class JoinedNode:
         if options.spot is not None:
             self._spawn(self._noticing(SpotNotices(options.spot, options.spot_url or "")))
         if options.waits or options.accept_assignments:
-            self._order_receiver = OrderReceiver(
-                self.fabric, self._ordered, self._log, models=options.models
+            self._order_receiver = take_assignments(
+                self.fabric, self._ordered, self.log, models=options.models
             )
-            self._say(f"taking assignments: atoll assign {self.fabric.sid} --model ...")
+            self.say(f"taking assignments: atoll assign {self.fabric.sid} --model ...")
+        if self._host is not None:
+            self._hosting = self._host(self)
+            self.say("taking instances of fleets that are operated with --on joined")
+            self._dirty.set()
         if prepared is not None:
             self._run(prepared)
 
     def _check_orders(self) -> None:
-        access = self._access
+        access = self.access
         takes = self.options.waits or self.options.accept_assignments
         if takes and access.is_open and not all(map(is_loopback, access.hubs)):
             raise UsageError(
@@ -169,13 +203,13 @@ class JoinedNode:
 
     async def _measure(self) -> None:
         """Find out how fast the machine is; one that cannot be measured joins all the same."""
-        self._say("measuring this machine: nothing else should run here")
+        self.say("measuring this machine: nothing else should run here")
         try:
-            self._measured = pack_measured(await measure(self._hardware))
+            self._measured = pack_measured(await measure(self.hardware))
         except AtollError as error:
-            self._say(f"not measured: {error}")
+            self.say(f"not measured: {error}")
             return
-        self._say("measured" if self._measured else "not measured: the result is too long to tell")
+        self.say("measured" if self._measured else "not measured: the result is too long to tell")
 
     def _read_hardware(self) -> Hardware:
         hardware = read_hardware(self._environment)
@@ -200,7 +234,7 @@ class JoinedNode:
             )
             if options.tunnel:
                 self.answerer = TunnelServer(
-                    self.fabric, bridge.handle, accept=options.accept, log=self._log
+                    self.fabric, bridge.handle, accept=options.accept, log=self.log
                 )
         else:
             # The bridge stays: the tunnel hands requests to it.
@@ -222,9 +256,9 @@ class JoinedNode:
         tasks = (self._spawn(watcher.run()), self._spawn(load.run()))
         self.running = RunningEngine(prepared, watcher, load, tasks, assigned)
         if prepared.command is not None:
-            self._say(f"starting {prepared.title} ...; its words go to {prepared.command.log}")
+            self.say(f"starting {prepared.title} ...; its words go to {prepared.command.log}")
         else:
-            self._say(f"offering {server.url}")
+            self.say(f"offering {server.url}")
 
     # While it runs
 
@@ -245,7 +279,7 @@ class JoinedNode:
         ):
             self.bridge.fresh()
         if state is supervise.ProcessState.WAITING and process.restarts:
-            self._say(f"{process.name} {process.reason}; starting it again")
+            self.say(f"{process.name} {process.reason}; starting it again")
         if state is supervise.ProcessState.FAILED and self.running is not None:
             self.running.given_up = process.error()
         self._dirty.set()
@@ -280,9 +314,10 @@ class JoinedNode:
         # Open as long as something is announced. While leaving, `leave` decides.
         if self.bridge is not None and not self._leaving:
             self.bridge.open = announcement.offer is not None
-        if last == announcement and ends_s == self._said_ends_s:
+        labels = self._own_labels()
+        if (last, self._said_ends_s, self._said_labels) == (announcement, ends_s, labels):
             return
-        self._said, self._said_ends_s = announcement, ends_s
+        self._said, self._said_ends_s, self._said_labels = announcement, ends_s, labels
         await self.fabric.announce(announcement.state, self._metadata(announcement))
         offer = announcement.offer
         models = [service.model for service in offer.services] if offer else []
@@ -299,13 +334,13 @@ class JoinedNode:
     def _tell(self, announcement: Announcement, models: list[str]) -> None:
         engine = self._describe_engine()
         if models:
-            self._say(f"serving {', '.join(models)}{engine} as {self.fabric.sid}")
+            self.say(f"serving {', '.join(models)}{engine} as {self.fabric.sid}")
         elif self._leaving:
-            self._say("withdrawn: finishing what runs")
+            self.say("withdrawn: finishing what runs")
         elif announcement.state is SessionState.DOWN:
-            self._say("down: the engine has ended")
+            self.say("down: the engine has ended")
         elif self.running is not None and announcement.state is SessionState.SERVING:
-            self._say(f"withdrawn: {self.running.watcher.health.reason}")
+            self.say(f"withdrawn: {self.running.watcher.health.reason}")
 
     def _describe_engine(self) -> str:
         offer = self.running.watcher.offer if self.running is not None else None
@@ -314,20 +349,45 @@ class JoinedNode:
         return f" ({offer.engine} {offer.version})".replace(" )", ")")
 
     def _metadata(self, announcement: Announcement | None) -> Metadata:
-        identity = self._access.identity
+        identity = self.access.identity
         name = self.options.name or host_name()
         base = self.options.metadata(name, identity.provider, identity.role)
         offer = announcement.offer if announcement is not None else None
         known = offer or (self.running.watcher.inspector.known if self.running else None)
         return msgspec.structs.replace(
             base,
-            hardware=self._hardware,
-            labels=base.labels | self._measured,
+            hardware=self.hardware,
+            labels=base.labels | self._own_labels(),
             engine=known.engine if known else "",
             engine_version=known.version if known else "",
             services=offer.services if offer else (),
             ends_s=self.deadline.ends_s,
         )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may host instances now: not beside an assignment, while it measures, or at the end."""
+        return self.running is None and not self._measuring and not self._leaving
+
+    def _own_labels(self) -> dict[str, str]:
+        """Say what was measured, and whether operators may start instances here."""
+        free = self._hosting is not None and self.is_free
+        return self._measured | ({TAKES_LABEL: INSTANCES} if free else {})
+
+    def measure_again(self) -> None:
+        """Begin to measure a machine that has joined; RefusedError while anything else runs there."""
+        if not self.is_free or self._assigning.locked() or (self._hosting and self._hosting.busy):
+            raise RefusedError("busy", "something runs on the machine, or it is measured already")
+        self._measuring = True
+        self._dirty.set()
+        self._spawn(self._measure_now())
+
+    async def _measure_now(self) -> None:
+        try:
+            await self._measure()
+        finally:
+            self._measuring = False
+            self._dirty.set()
 
     def _say_load(self, load: Any) -> None:
         if not self._closed:
@@ -335,7 +395,7 @@ class JoinedNode:
 
     async def _given_up(self, error: ProcessError) -> None:
         if self.running is not None and self.running.assigned:
-            self._say(f"{error}; waiting for another assignment")
+            self.say(f"{error}; waiting for another assignment")
             await self._stop_engine()
             self._dirty.set()
         else:
@@ -355,17 +415,17 @@ class JoinedNode:
     def notice(self) -> None:
         """Take a batch system's signal: the end comes in `notice` seconds at the latest."""
         self.deadline.notice(time.time() + self.options.notice)
-        self._say(f"the end comes in {format_duration(self.options.notice)} at the latest")
+        self.say(f"the end comes in {format_duration(self.options.notice)} at the latest")
         self._dirty.set()
 
     async def _watching_the_clock(self) -> None:
         await self.deadline.watch(self._environment, self._dirty.set)
-        self._say("this node's time is up")
+        self.say("this node's time is up")
         self._end(None)
 
     async def _watching_trust(self) -> None:
         """End the node when others believe its certificate no more."""
-        certificate = self._access.identity.certificate
+        certificate = self.access.identity.certificate
         while True:
             try:
                 self.fabric.verifier.person(certificate)
@@ -379,33 +439,35 @@ class JoinedNode:
 
     async def _noticing(self, notices: SpotNotices) -> None:
         self.deadline.notice(await notices.wait())
-        self._say(f"{notices.cloud} takes this machine back")
+        self.say(f"{notices.cloud} takes this machine back")
         self._dirty.set()
 
     # Assignments
 
     def _ordered(self, assignment: Assignment, operator: str) -> None:
-        if self._leaving or self._assigning.locked():
+        if self._leaving or self._measuring or self._assigning.locked():
             raise RefusedError("busy", "the node is leaving or still busy with another order")
+        if self._hosting is not None and self._hosting.busy:
+            raise RefusedError("busy", "instances of a fleet hold the node's GPUs")
         self._spawn(self._become(assignment, operator))
 
     async def _become(self, assignment: Assignment, operator: str) -> None:
         async with self._assigning:
             if assignment.model:
-                self._say(f"{operator} assigned {assignment.model} with {assignment.engine}")
+                self.say(f"{operator} assigned {assignment.model} with {assignment.engine}")
             else:
-                self._say(f"{operator} ended the assignment")
+                self.say(f"{operator} ended the assignment")
             await self._stop_engine()
             self._dirty.set()
             if not assignment.model:
                 return
             try:
                 prepared = await asyncio.to_thread(
-                    engine_for_order, assignment, self.options, self._hardware, self.home
+                    engine_for_order, assignment, self.options, self.hardware, self.home
                 )
             except AtollError as error:
                 self._event("assign.failed", message=str(error))
-                self._say(str(error))
+                self.say(str(error))
                 return
             if not self._leaving:
                 self._run(prepared, assigned=True)
@@ -461,9 +523,11 @@ class JoinedNode:
             late = await self.bridge.drain(max(0.0, until_s - time.monotonic()))
             await self._quiet(until_s)
             if late:
-                self._say(f"{late} requests were not finished in time; they go on elsewhere")
+                self.say(f"{late} requests were not finished in time; they go on elsewhere")
             self.bridge.abandon("the node leaves")
             await self._flush(max(_FLUSH_S, drain_s / 4))
+        if self._hosting is not None:
+            await self._hosting.leave(drain_s)
         await self.fabric.leave()
         self._event("node.left", sid=self.fabric.sid)
 
@@ -494,6 +558,8 @@ class JoinedNode:
             await self.answerer.close()
         if self._order_receiver is not None:
             self._order_receiver.close()
+        if self._hosting is not None:
+            await self._hosting.close()
         if self._joined:
             await self.fabric.close()
         await self._agent.close()
@@ -512,8 +578,8 @@ class JoinedNode:
             self._end(known or AtollError(f"{type(error).__name__}: {error}"))
 
     def _event(self, name: str, **fields: object) -> None:
-        self._log.event(name, **fields)
-        self._log.flush()
+        self.log.event(name, **fields)
+        self.log.flush()
 
 
 async def _cancel(tasks: tuple[asyncio.Task[None], ...]) -> None:

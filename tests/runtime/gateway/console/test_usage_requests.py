@@ -211,3 +211,40 @@ def test_there_is_a_max_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (await site.ask("admin", "GET", "usage?by=day&format=csv")).status == 200
 
     with_site(tmp_path, story)
+
+
+def test_a_budget_is_set_seen_by_whom_it_concerns_and_removed(tmp_path: Path) -> None:
+    async def story(site: Site) -> None:
+        await fill(site)
+
+        async def seen(who: str) -> list[tuple[str | None, float]]:
+            reply = await site.ask(who, "GET", "budgets")
+            return [(one["owner"], one["usd_per_month"]) for one in reply.json["budgets"]]
+
+        asked = {"owner": ADA, "usd_per_month": 50}
+        assert (await site.ask("member", "PUT", "budgets", asked)).status == 403
+        reply = await site.ask("admin", "PUT", "budgets", asked)
+        assert reply.status == 200, reply.body
+        (shown,) = reply.json["budgets"]
+        assert (shown["warn_at"], shown["in_settings"]) == (0.8, False)
+        assert await seen("member") == await seen("viewer") == [(ADA, 50.0)]
+        assert await seen("other") == []
+        await site.ask("admin", "PUT", "budgets", asked | {"usd_per_month": 60})
+        # Kept with the keys: another look, as at another gateway, finds it.
+        await site.place.bench.gateway.budgets.look(START_S)
+        assert await seen("member") == [(ADA, 60.0)]
+        standing = site.place.bench.gateway.budgets.standings[0]
+        assert standing.spent_usd > 0.0
+        for wrong, status in (
+            ({"key": "nobody", "usd_per_month": 5}, 404),
+            ({"key": site.ids["other"], "owner": ADA, "usd_per_month": 5}, 400),
+            ({"usd_per_month": 0}, 400),
+            ([], 400),
+        ):
+            assert (await site.ask("admin", "PUT", "budgets", wrong)).status == status
+        gone = await site.ask("admin", "DELETE", "budgets/owner%20ada%40lab.example")
+        assert (gone.status, gone.json) == (200, {"budgets": []})
+        again = await site.ask("admin", "DELETE", "budgets/owner%20ada%40lab.example")
+        assert again.status == 404
+
+    with_site(tmp_path, story)

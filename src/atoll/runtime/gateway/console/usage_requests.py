@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
+from atoll.core.errors import InputError
 from atoll.runtime.accounts.grants import role_forbids_error
+from atoll.runtime.gateway.budgets import MAX_BUDGETS, BudgetSettings
 from atoll.runtime.gateway.console.alarms import Level
 from atoll.runtime.gateway.console.history_requests import UnixTime
 from atoll.runtime.gateway.console.route import (
@@ -24,6 +27,7 @@ from atoll.runtime.gateway.console.route import (
     ConsoleRoute,
     show,
 )
+from atoll.runtime.http.api_route import NoQuery
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.openai import ApiError
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 ROWS = 10_000
 """Of JSON; more are left out, and that is said."""
+_BUDGET_BYTES = 4096
 CSV_ROWS = 100_000
 """Of CSV; more are refused: a file that lacks some would be taken for whole."""
 _MAX_GROUPS = 2
@@ -63,6 +68,8 @@ class ShownBudget(TypedDict):
     usd_per_month: float
     spent_usd: float
     level: Level
+    warn_at: float
+    in_settings: bool
 
 
 class BudgetList(TypedDict):
@@ -108,9 +115,45 @@ def show_budgets(call: ConsoleCall) -> Response:
                 usd_per_month=budget.usd_per_month,
                 spent_usd=round(one.spent_usd, 6),
                 level=one.level,
+                warn_at=budget.warn_at,
+                in_settings=one.in_settings,
             )
         )
     return show(BudgetList(budgets=found))
+
+
+async def set_budget(call: ConsoleCall) -> Response:
+    """Set the budget of a key, an owner or all requests; of each there is one."""
+    accounts = call.accounts
+    call.query(NoQuery)
+    if len(call.request.body) > _BUDGET_BYTES:
+        raise ApiError(413, "a budget takes fewer bytes of JSON", code="request_too_large")
+    try:
+        budget = BudgetSettings.from_json(call.request.body)
+    except InputError as error:
+        raise ApiError(400, str(error), param=error.field) from None
+    async with call.gate.enter(call.caller.key_id):
+        if budget.key is not None and accounts.key(budget.key) is None:
+            raise ApiError(404, f"there is no key {budget.key[:100]!r}", code="not_found")
+        kept = await accounts.database.set_budget(budget.id, budget.to_json(), most=MAX_BUDGETS)
+        if not kept:
+            raise ApiError(400, f"there are {MAX_BUDGETS} budgets, and no more are kept")
+        await call.context.budgets.look(time.time())
+    call.context.log.event(
+        "budget.set", budget=budget.id, usd=budget.usd_per_month, by=call.caller.label
+    )
+    return show_budgets(call)
+
+
+async def remove_budget(call: ConsoleCall) -> Response:
+    """Remove a budget that was set here; one of the settings counts again."""
+    call.query(NoQuery)
+    async with call.gate.enter(call.caller.key_id):
+        if not await call.accounts.database.remove_budget(call.name):
+            raise ApiError(404, f"no budget {call.name[:100]!r} was set here", code="not_found")
+        await call.context.budgets.look(time.time())
+    call.context.log.event("budget.removed", budget=call.name, by=call.caller.label)
+    return show_budgets(call)
 
 
 async def show_usage(call: ConsoleCall) -> Response:
@@ -230,6 +273,16 @@ def _period(call: ConsoleCall, query: UsageQuery) -> UsagePeriod | None:
 ROUTES = (
     ConsoleRoute(
         *("GET", "budgets", "viewer", show_budgets, "How budgets of this month stand"),
+        gives=BudgetList,
+    ),
+    ConsoleRoute(
+        *("PUT", "budgets", "admin", set_budget, "Set the budget of a key, an owner or all"),
+        takes=BudgetSettings,
+        gives=BudgetList,
+    ),
+    ConsoleRoute(
+        *("DELETE", "budgets/{id:path}", "admin", remove_budget),
+        "Remove a budget that was set so",
         gives=BudgetList,
     ),
     ConsoleRoute(

@@ -35,15 +35,15 @@ export const page = {
       running?.abort();
       const step = h("div", { class: "stack", id: "joining" }), listed = h("div");
       const known = () => fleets.find((one) => one.name === fleet);
-      let file = null;
+      let file = null, region = null;
 
-      const reload = load(listed, () => ctx.api.get(`${base(fleet)}/invitations`), (told) => table([
+      const reload = load(listed, () => ctx.api.get(`${base(fleet)}/invitations`), (told) => (region = told.region ?? null, table([
         { name: "Machine", key: "name" },
         { name: "Asked", value: (one) => day(one.made_s) },
         { name: "Good until", value: (one) => day(one.expires_s) },
         { name: "Token", cell: (one) => stateBadge(one.state === "good" ? "active" : one.state) },
         { name: "Actions", cell: (one) => (one.state === "good" && ctx.can("operator") ? button("Take back", () => revoke(one.name), { kind: "small", title: `Take back the token of ${one.name}` }) : DASH) },
-      ], told.invitations, { caption: "Machines and their tokens", none: "No machine was asked to come from here." }));
+      ], told.invitations, { caption: "Machines and their tokens", none: "No machine was asked to come from here." })));
 
       async function revoke(name) {
         try {
@@ -87,41 +87,56 @@ export const page = {
         look(invitation, found);
       }
 
-      async function look(invitation, found) {
+      async function look(invitation, found, ready = () => true) {
         try {
           const told = await ctx.api.get("/atoll/v1/machines");
           const machine = told.machines.find((one) => one.provider !== null && (one.name === invitation.name || one.name.split("/")[0] === invitation.name || one.name.endsWith(`/${invitation.name}`)));
-          if (machine) {
+          if (machine && ready(machine)) {
             arrived(machine, found);
             return;
           }
         } catch {
           // The gateway may be starting: asked again.
         }
-        if (step.contains(found)) timer = setTimeout(() => look(invitation, found), EVERY_MS);
+        if (step.contains(found)) timer = setTimeout(() => look(invitation, found, ready), EVERY_MS);
       }
 
       function arrived(machine, found) {
         const measured = describeMeasured(machine.measured);
+        const again = region && !measured ? button("Measure it now", async () => {
+          again.disabled = true;
+          try {
+            await ctx.api.post(`${base(fleet)}/machines/${encodeURIComponent(machine.name)}/measure`, {});
+            step.lastChild.remove();
+            set(found, h("div", { class: "state" }, h("span", { class: "spinner", "aria-hidden": "true" }), h("p", {}, `Measuring ${machine.name}… This takes a few minutes; the page goes on by itself.`)));
+            look({ name: machine.name }, found, (one) => one.measured);
+          } catch (error) {
+            again.disabled = false;
+            ctx.toast(error.message, "bad");
+          }
+        }, { kind: "small" }) : null;
         set(found, h("div", { class: "stack" }, h("div", { class: "row" }, badge("it has joined", "good"), h("strong", {}, machine.name)),
-          h("dl", { class: "facts" }, [["GPUs", gpusOf(machine)], ["CPU cores", machine.cpus ? count(machine.cpus) : DASH], ["Memory", bytes(machine.memory_bytes)], ["Measured", measured ?? "not measured: add --measure to the line"]].map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text))))));
+          h("dl", { class: "facts" }, [["GPUs", gpusOf(machine)], ["CPU cores", machine.cpus ? count(machine.cpus) : DASH], ["Memory", bytes(machine.memory_bytes)], ["Measured", measured ?? (region ? "not yet" : "not measured: add --measure to the line")]].map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)))), again));
         step.append(countIn(machine));
       }
 
       /** Offer to plan with the machine: what it is in the words of the fleet file. */
       function countIn(machine) {
         const first = machine.gpus?.[0];
-        const region = input({ required: true, value: machine.region ?? machine.site ?? regionOf(file) ?? "local" });
+        const where = input({ required: true, value: region ?? machine.region ?? machine.site ?? regionOf(file) ?? "local" });
         const type = input({ required: true, value: first ? `${first.type}:${first.count}` : typeOf(file) ?? "" });
         const number_ = input({ type: "number", min: 1, value: 1, required: true });
         const typeLine = field("Node type", type, { note: "GPU:NUMBER, as the catalog calls it." });
         const result = h("div", { class: "stack" });
-        return card("4. Plan with it", { note: "It is written into the fleet file as a machine of yours; the plan says what it is worth. The controller starts instances on the fleet's targets (Slurm, Kubernetes, this machine, ...); a machine that joined by hand serves what it is assigned:" }, snippet(`atoll assign ${machine.name} --model ORG/NAME --engine vllm --fabric @FOLDER/fabric.token`), h("form", { class: "stack", onsubmit: (event) => {
+        const told = region
+          ? { note: "It is written into the fleet file as a machine of yours; the plan says what it is worth, and the controller starts instances on it." }
+          : { note: "It is written into the fleet file as a machine of yours; the plan says what it is worth. This fleet's controller starts nothing on machines that join: operate it with --on local,joined. Until then a machine serves what it is assigned:" };
+        return card("4. Plan with it", told, region ? null : snippet(`atoll assign ${machine.name} --model ORG/NAME --engine vllm --fabric @FOLDER/fabric.token`), h("form", { class: "stack", onsubmit: (event) => {
           event.preventDefault();
           running?.abort();
           set(result);
           typeLine.complain("");
-          const edit = { machines: [{ region: region.value.trim(), node_type: type.value.trim(), count: Number(number_.value) }] };
+          const edit = { machines: [{ region: where.value.trim(), node_type: type.value.trim(), count: Number(number_.value) }] };
           const measured = machine.measured;
           if (measured?.kind === "operators") edit.gpus = { [measured.gpu]: { operators: measured.operators } };
           running = showPlan(ctx, { place: result, ask: { fleet, edit }, word: "Use it", fleet, fileName: `${fleet}.yaml`, version: () => file.version, mayApply: ctx.can("operator") && known()?.kind === "operated", why: "An operator can make this change.", cancel: () => set(result),
@@ -134,7 +149,7 @@ export const page = {
               set(result, h("p", { class: "notice", role: "status" }, "The fleet file counts it now. ", h("a", { href: `/deploy?fleet=${encodeURIComponent(fleet)}` }, "Deploy"), " shows what the controller does with it."));
               loadFile();
             } });
-        } }, h("div", { class: "fields" }, field("Region", region), typeLine, field("How many such machines", number_)), h("div", { class: "row" }, button("Show the plan", null, { kind: "primary", symbol: "play", type: "submit" }))), result);
+        } }, h("div", { class: "fields" }, field("Region", where), typeLine, field("How many such machines", number_)), h("div", { class: "row" }, button("Show the plan", null, { kind: "primary", symbol: "play", type: "submit" }))), result);
       }
 
       const loadFile = async () => { file = await ctx.api.get(`${base(fleet)}/file`).catch(() => null); };

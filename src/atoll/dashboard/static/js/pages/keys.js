@@ -358,11 +358,35 @@ export const page = {
     /** Budgets of this month, the fullest first; nothing where none is set. */
     async function loadBudgets() {
       const { budgets } = await ctx.api.get("/atoll/v1/budgets").catch(() => ({ budgets: [] }));
-      if (gone || !budgets?.length) return set(budgetPlace);
+      if (gone || !(budgets?.length || ctx.can("admin"))) return set(budgetPlace);
       const share = (one) => one.spent_usd / one.usd_per_month;
       const title = (one) => (one.owner ? `${one.owner} (team)` : one.key ? one.name ?? one.key : "All requests");
+      const id = (one) => (one.key ? `key ${one.key}` : one.owner ? `owner ${one.owner}` : "all");
+      const remove = (one) => (ctx.can("admin") && !one.in_settings ? button("Remove", () => change(() => ctx.api.del(`/atoll/v1/budgets/${encodeURIComponent(id(one))}`)), { kind: "small", title: `Remove the budget of ${title(one)}` }) : null);
       set(budgetPlace, h("section", { class: "card", "aria-label": "Budgets" }, h("h2", {}, "Budgets of this month"), h("p", { class: "note" }, "Beyond a budget there is an alarm; limits of keys refuse requests."),
-        h("div", { class: "quotas" }, [...budgets].sort((a, b) => share(b) - share(a)).map((one) => meter(title(one), share(one), `${usd(one.spent_usd)} of ${usd(one.usd_per_month)}`)))));
+        budgets?.length ? h("div", { class: "budgets" }, [...budgets].sort((a, b) => share(b) - share(a)).map((one) => h("div", { class: "row" }, meter(title(one), share(one), `${usd(one.spent_usd)} of ${usd(one.usd_per_month)}`), remove(one)))) : null,
+        ctx.can("admin") ? budgetForm(change) : null));
+      async function change(make) {
+        try {
+          await make();
+          loadBudgets();
+        } catch (error) {
+          ctx.toast(error.message, "bad");
+        }
+      }
+    }
+
+    /** Set what a team, a key or everybody may spend a month before it is an alarm. */
+    function budgetForm(change) {
+      const owners = [...new Set((keys ?? []).map((key) => key.owner).filter(Boolean))].sort();
+      const whose = select([["", "All requests"], ...owners.map((owner) => [`owner ${owner}`, `${owner} (team)`]), ...(keys ?? []).filter((key) => key.state === "active").map((key) => [`key ${key.id}`, `key ${key.name}`])]);
+      const most = input({ type: "number", min: 0.01, step: 0.01, required: true, placeholder: "50" });
+      const warn = input({ type: "number", min: 1, max: 100, value: 80, required: true });
+      return h("form", { class: "row", onsubmit: (event) => {
+        event.preventDefault();
+        const [kind, ...name_] = whose.value.split(" ");
+        change(() => ctx.api.put("/atoll/v1/budgets", { ...(kind ? { [kind]: name_.join(" ") } : {}), usd_per_month: Number(most.value), warn_at: Number(warn.value) / 100 }));
+      } }, field("Budget of", whose), field("Dollars a month", most), field("Alarm from, in per cent", warn), button("Set budget", null, { type: "submit" }));
     }
 
     function drawFigures() {
@@ -410,9 +434,9 @@ export const page = {
       opened = true;
       if (ctx.session.accounts === false) return set(root, noAccounts());
       set(root, parts);
-      loadKeys();
+      // Budgets are set for keys and owners that there are.
+      loadKeys().then(loadBudgets);
       loadUsage();
-      loadBudgets();
     });
     return () => { gone = true; stop(); };
   },
