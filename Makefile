@@ -84,7 +84,7 @@ bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about three hours)
 	@$(try_reference)
 	@for name in startup first_run perf_accuracy servers mi300x error_bars perf_speed roofline h200_fidelity gpu_promise gpu_engine gpu_start h200_energy h200_components_fidelity templates template_sensitivity planner_truth promise_truth survive determinism allocation runnable coral_costs coral_differences \
 		flow workload_speed sim_speed helix_figures helix_judge sustained gateway attacks engine_cpu chaos chaos_fleet sim_vs_real promises pacing \
-		fabric registry_scale tunnel churn operate rollout crash_points target_faults component_accuracy gpu_any gpu_any_vllm any_fleet cells cells_sim tasks speech tasks_chaos choice choice_tables fast_plan cp_placement robust_plan dashboard client_suites router_policies long_work starved; do \
+		fabric registry_scale tunnel churn operate rollout crash_points target_faults component_accuracy gpu_any gpu_any_vllm any_fleet cells cells_sim tasks speech tasks_chaos choice choice_tables fast_plan cp_placement robust_plan dashboard client_suites router_policies long_work starved scale; do \
 		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 .PHONY: screenshots

@@ -18,7 +18,8 @@ from atoll.deploy.joined.machine_request import (
     pool_machines,
 )
 from atoll.deploy.local.local_deployer import LocalDeployer
-from atoll.deploy.target import DeployError, NodeCommand
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import DeployError
 from atoll.fabric.registry.records import Gpu
 from benchmarks.operating.faults import BEGAN_S, KIND_COUNT, SECRET
 from benchmarks.operating.local_stage import LocalStage

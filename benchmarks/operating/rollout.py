@@ -39,9 +39,11 @@ from atoll.control.operation.fleet_history import History
 from atoll.core.files import atomic_write
 from atoll.core.ids import Phase
 from atoll.core.rng import stream
+from atoll.deploy.labels import Labels
 from atoll.deploy.local.daemon import STATE, DaemonState, process_start
 from atoll.deploy.local.local_deployer import LocalDeployer
-from atoll.deploy.target import InstanceStatus, Labels, NodeCommand, StartOrder
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import InstanceStatus, StartOrder
 from atoll.plan.plan import Instance
 from atoll.runtime.supervise.fork_client import ForkServer
 from benchmarks.operating.rollout_changes import (

@@ -39,7 +39,8 @@ from atoll.control.operation.controller_lease import FileLease
 from atoll.control.operation.fleet_history import History
 from atoll.control.operation.targets import PoolTarget
 from atoll.deploy.commands.node_commands import InstanceRecipe, ServiceWeights
-from atoll.deploy.target import NodeCommand, StartOrder
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import StartOrder
 from atoll.plan.plan import Plan, Route
 from atoll.plan.problem import Problem
 from benchmarks.operating.fault_stages import STAGES, KubeStage, Stage

@@ -17,7 +17,8 @@ from atoll.control.decision.control_view import (
     View,
 )
 from atoll.control.decision.decide import decide
-from atoll.deploy.target import InstanceStatus, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import InstanceStatus
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.problem import Offer, Problem
 from tests.control.world import LENGTHS, service

@@ -20,10 +20,11 @@ from atoll.control.operation.fleet_history import History
 from atoll.deploy.kubernetes.kube_client import KubeClient
 from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
+from atoll.deploy.node_command import NodeCommand
 from atoll.deploy.slurm.runner import ProcessRunner
 from atoll.deploy.slurm.slurm_deployer import SlurmDeployer
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
-from atoll.deploy.target import Deployer, FailureKind, NodeCommand, StartOrder
+from atoll.deploy.target import Deployer, FailureKind, StartOrder
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from tests.deploy.kubernetes.tiny_api import TinyApi

@@ -31,7 +31,8 @@ from atoll.control.decision.lane_capacity import CarriedLoad, demand_by_lane, fi
 from atoll.control.decision.machine_pool import MachinePool, rent_of
 from atoll.control.decision.restate import restate_demand
 from atoll.core.ids import Phase, parse_role
-from atoll.deploy.target import FailureKind, InstanceStatus, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import FailureKind, InstanceStatus
 from atoll.plan.plan import Instance, Market, Node, OfferKey, Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
 

@@ -32,7 +32,8 @@ from atoll.control.operation.fleet_history import History
 from atoll.deploy.local.daemon import ORDER, STATE, DaemonState, process_start
 from atoll.deploy.local.gpu_slots import pretend_machines
 from atoll.deploy.local.local_deployer import LocalDeployer
-from atoll.deploy.target import InstanceStatus, NodeCommand, StartOrder
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import InstanceStatus, StartOrder
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 

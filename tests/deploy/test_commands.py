@@ -39,12 +39,13 @@ from atoll.deploy.commands.stage_node import StageOrder
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.kube_target import KubernetesTarget
 from atoll.deploy.kubernetes.manifests import render_instance
+from atoll.deploy.labels import Labels
 from atoll.deploy.local.local_settings import LocalSettings
 from atoll.deploy.slurm.script import group_machines, write_script
 from atoll.deploy.slurm.slurm_pool import GpuChoice
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
 from atoll.deploy.slurm.slurm_target import SlurmTarget
-from atoll.deploy.target import Labels, StartOrder
+from atoll.deploy.target import StartOrder
 from atoll.engines.limits import EngineLaunch
 from atoll.plan.engine_layout import handover_of
 from atoll.plan.plan import Instance

@@ -16,6 +16,8 @@ import yaml
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import MissingDependencyError
+from atoll.deploy.labels import Labels
+from atoll.deploy.node_command import NodeCommand
 from atoll.deploy.skypilot import (
     PID_FILE,
     SkyDeployer,
@@ -27,7 +29,7 @@ from atoll.deploy.skypilot import (
     read_refusal,
     write_task,
 )
-from atoll.deploy.target import DeployError, Labels, NodeCommand, StartOrder
+from atoll.deploy.target import DeployError, StartOrder
 from atoll.runtime.http.listen_address import free_ports
 from tests.runtime.local.test_placing import instance
 

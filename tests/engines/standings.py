@@ -27,10 +27,11 @@ from atoll.deploy.commands.node_commands import (
     node_commands,
 )
 from atoll.deploy.commands.paste import format_line
+from atoll.deploy.labels import Labels
 from atoll.deploy.slurm.script import group_machines, write_script
 from atoll.deploy.slurm.slurm_pool import GpuChoice
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
-from atoll.deploy.target import Deployer, DeployError, Labels, StartOrder
+from atoll.deploy.target import Deployer, DeployError, StartOrder
 from atoll.deploy.target_table import TARGETS, TargetSettings
 from atoll.engines.engine import Engine, Standing
 from atoll.engines.limits import EngineLaunch

@@ -21,6 +21,10 @@ _DEFAULT_FOLDER = Path("fabric")
 _NEXT = {"worker": "atoll join", "gateway": "atoll gateway", "operator": "atoll nodes"}
 _DAY_S = 86_400.0
 
+BySite = Annotated[
+    bool,
+    typer.Option("--by-site", help="Workers keep to their site, for thousands of members."),
+]
 Folder = Annotated[Path, typer.Option("--folder", help="Folder of the fabric's authority.")]
 
 
@@ -37,6 +41,7 @@ def init(
         typer.Option("--slots", help="Most members there can be, up to 10000; more later: grow."),
     ] = 256,
     days: Annotated[int, typer.Option("--days", min=1, help="How long members may stay.")] = 365,
+    by_site: BySite = False,
     as_json: AsJson = False,
 ) -> None:
     """Make an authority, the tokens of its hubs, and a first operator's; asks nothing.
@@ -47,7 +52,7 @@ def init(
     from atoll.fabric.identity.access import TOKEN_FILE
     from atoll.fabric.identity.authority import Authority
 
-    authority = Authority.create(folder, name, hub, slots=slots, days=days)
+    authority = Authority.create(folder, name, hub, slots=slots, days=days, by_site=by_site)
     hubs = [m for m in authority.members if m.role == "hub"]
     if as_json:
         emit(
@@ -155,12 +160,13 @@ def grow(
         int, typer.Option("--slots", help="Most members there can be: 10000 at most.")
     ],
     folder: Folder = _DEFAULT_FOLDER,
+    by_site: BySite = False,
 ) -> None:
     """Have room for more members: hubs started again allow it, nobody else has to be told."""
     require_extras("fabric")
     from atoll.fabric.identity.authority import Authority
 
-    paths = Authority(folder).grow(slots)
+    paths = Authority(folder).grow(slots, by_site=by_site)
     note("restart the hubs, one after the other, with their tokens of now:")
     for path in paths:
         note(f"  atoll hub @{path}" if path.exists() else f"  {path} is not here: renew that hub")

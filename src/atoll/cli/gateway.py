@@ -46,6 +46,9 @@ class GatewayCommandSettings(DashboardOptions):
     )
     host: str | None = option(None, "Default: this machine only.")
     port: int | None = option(None, "Default 8080; 0: any.", ge=0, le=65535)
+    share_port: bool = option(
+        False, "Listen beside other gateways on this machine that share the port."
+    )
     db: str | None = option(None, DB_HELP, env="ATOLL_DB")
     open_to_all: bool = option(
         False, "Ask for no keys; with --db usage is counted still.", "--open"
@@ -92,7 +95,7 @@ def gateway(options: GatewayCommandSettings) -> None:
     settings = file.model_copy(update=changed)
     gateway_policy_code(settings.policy)
     if settings.port:
-        check_listen(settings.host, settings.port)
+        check_listen(settings.host, settings.port, share=settings.share_port)
     if options.log is not None:
         check_target(options.log)
     check_dashboard(options)
@@ -118,7 +121,7 @@ def gateway(options: GatewayCommandSettings) -> None:
 def _overrules(options: GatewayCommandSettings, file: GatewayFile) -> dict[str, object]:
     """Return the settings that stay whatever the file says: what is given, and what a fabric needs."""
     changed: dict[str, object] = {"aliases": file.aliases | options.aliases}
-    for name in ("host", "port", "policy", "affinity", "direct"):
+    for name in ("host", "port", "share_port", "policy", "affinity", "direct"):
         if name in options.model_fields_set:
             changed[name] = getattr(options, name)
     usual = {

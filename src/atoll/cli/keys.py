@@ -66,7 +66,10 @@ class KeySettings(VerbSettings):
     pixels_per_day: Count | None = option(None, "Seen or drawn; 100M.")
     pixels_per_month: Count | None = option(None, "")
     pixels_total: Count | None = option(None, "")
-    concurrent: int | None = option(None, "Requests at the same time, per gateway.")
+    concurrent: int | None = option(None, "Requests at the same time, of all gateways.")
+    strict: bool = option(
+        False, "Nothing goes over a limit; requests must say max_tokens.", "--strict"
+    )
     expires: str | None = option(None, "After 30d, or on 2027-01-31 (UTC).")
     providers: tuple[str, ...] = option(
         (), "A provider it trusts; repeatable. Default: all.", "--provider"
@@ -229,7 +232,8 @@ def _limits(key: ApiKey) -> str:
         (spec.pixels_total, "pixels"),
         (spec.concurrent, "at once"),
     )
-    return ", ".join(f"{format_count(most)} {what}" for most, what in limits if most is not None)
+    shown = [f"{format_count(most)} {what}" for most, what in limits if most is not None]
+    return ", ".join([*shown, "strict"] if spec.strict else shown)
 
 
 def _demands(key: ApiKey) -> str:

@@ -25,7 +25,7 @@ from atoll.dashboard.services import (
     own,
     reaching_gateway,
 )
-from atoll.dashboard.sessions import LoginSession, MadeKey
+from atoll.dashboard.sessions import LoginSession, SessionKey
 from atoll.dashboard.sharing import SHARED, SharedAnswers
 from atoll.runtime.http.api_route import PREFIX
 from atoll.runtime.http.handlers import Answer, ByteStream, EventStream, Response, with_beats
@@ -205,7 +205,7 @@ class ServiceForwarder:
                     code="no_key",
                 )
             made = msgspec.json.decode(answer.body, type=_KeyMade)
-            session.made = MadeKey(made.id, made.key)
+            session.made = SessionKey(made.id, made.key)
             if session.ended:
                 await self.revoke(session)
             return made.key

@@ -34,7 +34,7 @@ _MAX_GOOD = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class MadeKey:
+class SessionKey:
     """A key that was made for a session that has none of its own."""
 
     id: str
@@ -54,7 +54,7 @@ class LoginSession:
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     keys_needed: bool = False
     accounts: bool = False
-    made: MadeKey | None = None
+    made: SessionKey | None = None
     making: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     pages: int = 0
     """Open pages that are told what happens."""

@@ -30,6 +30,8 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError, InputError, MissingDependencyError, shorten
 from atoll.core.frozen import Frozen
 from atoll.core.ids import parse_node_type
+from atoll.deploy.labels import Labels
+from atoll.deploy.node_command import NodeCommand
 from atoll.deploy.target import (
     Claim,
     Deployer,
@@ -38,8 +40,6 @@ from atoll.deploy.target import (
     FailureKind,
     InstanceState,
     InstanceStatus,
-    Labels,
-    NodeCommand,
     StartOrder,
     TargetSite,
 )

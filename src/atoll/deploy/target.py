@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from atoll.core.errors import AtollError
 from atoll.core.frozen import Frozen
+from atoll.deploy.labels import Labels
+from atoll.deploy.node_command import NodeCommand
 
 if TYPE_CHECKING:
     # Every daemon of the local target loads this module: problems take longer to load than all else it needs.
@@ -40,41 +42,6 @@ class DeployError(AtollError):
     def __init__(self, message: str, *, kind: FailureKind, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.kind: FailureKind = kind
-
-
-class Labels(Frozen):
-    """Labels that an instance carries on every target.
-
-    `fleet` names the fleet it belongs to, `instance` is its id, unique in that fleet and never used again,
-    `plan` the hash of the plan that asked for it, `placement` that of its layout, and `term` the term of the
-    controller that started it: a deployer refuses orders of an older one.
-    """
-
-    fleet: str
-    instance: str
-    plan: str
-    placement: str
-    service: str
-    role: str
-    term: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCommand:
-    """Command of one node of an instance.
-
-    `env` is for everyone to see. `secrets` are files by the environment variable that names them; what is in
-    them goes by file or the target's own secrets, never into a command line, a log or `env`. `gpus` are taken
-    of the node, `{port}` in `argv` is a free port there. A node without `argv` is for what the first node's
-    command starts there.
-    """
-
-    node: str
-    node_type: str
-    argv: tuple[str, ...]
-    gpus: int
-    env: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class NextAnswer(Frozen):
     approve: StrictBool
 
 
-class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many of the last events are meant, and of which instance."""
 
     last: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 200
@@ -60,7 +60,7 @@ async def show_plan(planner: PlanningService, request: PlannerRequest) -> Answer
 
 async def show_history(planner: PlanningService, request: PlannerRequest) -> Answer:
     """Answer with what was decided and why, the newest last."""
-    query = request.read(HistoryQuery)
+    query = request.read(EventsQuery)
     entry = await _find(planner, request)
     if entry.home is None:
         return json_response(HistoryEvents(events=[]))
@@ -122,7 +122,7 @@ ROUTES = (
     PlannerRoute(
         *("GET", f"{_FLEET}/history", "viewer", show_history, "What was decided and why"),
         gives=HistoryEvents,
-        query=HistoryQuery,
+        query=EventsQuery,
     ),
     PlannerRoute(
         *("GET", f"{_FLEET}/next", "viewer", show_next, "The change that comes next"),

@@ -35,7 +35,7 @@ _LONGEST_NAME = 100
 _PACKED = (b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PAR1")
 
 
-class TraceStats(TypedDict):
+class UploadedStats(TypedDict):
     """What is known of a trace: requests, and tokens of prompts and answers; null where it has no end."""
 
     requests: int | None
@@ -52,7 +52,7 @@ class TraceStats(TypedDict):
     problems: NotRequired[list[str]]
 
 
-class ShownTrace(TraceStats):
+class ShownTrace(UploadedStats):
     """A trace as it is listed."""
 
     id: str
@@ -69,7 +69,7 @@ class UploadedTrace:
     path: Path
     bytes: int
     uploaded_s: float
-    stats: TraceStats
+    stats: UploadedStats
 
     def describe(self) -> ShownTrace:
         """Return it as it is listed."""
@@ -104,7 +104,7 @@ class TraceStore:
         """Return where the lengths of a trace are kept."""
         return self._folder / f"{name}.csv"
 
-    def add(self, name: str, shown: str, stats: TraceStats) -> UploadedTrace:
+    def add(self, name: str, shown: str, stats: UploadedStats) -> UploadedTrace:
         """Keep a trace whose lengths are at its target; the oldest go where there are too many."""
         path = self.target(name)
         trace = UploadedTrace(name, shown, path, path.stat().st_size, self._clock(), stats)
@@ -190,7 +190,7 @@ def read_upload(arguments: Said, report: Report) -> Said:
         path.unlink(missing_ok=True)
 
 
-def rewrite(path: Path, target: Path, report: Report) -> TraceStats:
+def rewrite(path: Path, target: Path, report: Report) -> UploadedStats:
     """Write the arrivals and lengths of a trace to another file; return its statistics."""
     trace, summary = read_trace(path), Summary()
 
@@ -221,10 +221,10 @@ def rewrite(path: Path, target: Path, report: Report) -> TraceStats:
     return stats
 
 
-def describe_summary(summary: Summary) -> TraceStats:
+def describe_summary(summary: Summary) -> UploadedStats:
     """Return what is told of a trace: how much of what, and requests per second over time."""
     stats = summary.stats()
-    return TraceStats(
+    return UploadedStats(
         requests=stats.requests,
         seconds=summary.span_s,
         requests_per_s=stats.requests / summary.span_s if summary.span_s > 0.0 else None,

@@ -45,16 +45,21 @@ def _cheapest_by_weight(cost: Floats, weight: Weights, region: Weights, best: Fl
             best[row, weight[i]] = cost[i]
 
 
-def closure(best: Floats) -> tuple[Floats, Ints, Floats]:
-    """Return K over items `best[w]` used any number of times, and the items K is made of."""
+def closure(best: Floats, tolerance: float = 0.0) -> tuple[Floats, Ints, Floats]:
+    """Return K over items `best[w]` used any number of times, and the items K is made of.
+
+    Items that save less than a share `tolerance` of a cost are used once at most.
+    """
     width = len(best)
     value, items_w, items_c = np.zeros(width), np.empty(width, np.int64), np.empty(width)
-    known = _close(best, np.empty(width), value, items_w, items_c)
+    known = _close(best, tolerance, np.empty(width), value, items_w, items_c)
     return value, items_w[:known].copy(), items_c[:known].copy()
 
 
 @part
-def _closure(best: Floats, tail: Floats, value: Floats, items_w: Ints, items_c: Floats) -> int:
+def _closure(
+    best: Floats, tolerance: float, tail: Floats, value: Floats, items_w: Ints, items_c: Floats
+) -> int:
     """Write K over items `best` to `value`, the items it is made of to the last two; return their number.
 
     `tail[d]` becomes the cheapest single item that covers d.
@@ -73,7 +78,7 @@ def _closure(best: Floats, tail: Floats, value: Floats, items_w: Ints, items_c: 
             if candidate < min_cost:
                 min_cost = candidate
         # An item that smaller ones match, or a larger one undercuts, need never be tried.
-        if best[d] < min_cost and best[d] <= tail[d]:
+        if best[d] < min_cost * (1.0 - tolerance) and best[d] <= tail[d]:
             items_w[known] = d
             items_c[known] = best[d]
             known += 1
@@ -81,7 +86,9 @@ def _closure(best: Floats, tail: Floats, value: Floats, items_w: Ints, items_c: 
     return known
 
 
-_close = entry("(float64[::1], float64[::1], float64[::1], int64[::1], float64[::1])")(_closure)
+_close = entry("(float64[::1], float64, float64[::1], float64[::1], int64[::1], float64[::1])")(
+    _closure
+)
 
 
 def cheapest_cover(cost: Floats, weight: Weights, width: int) -> tuple[float, Ints]:
@@ -114,7 +121,7 @@ def _cheapest_cover(
         if cost[i] < least[weight[i]]:
             least[weight[i]] = cost[i]
             which[weight[i]] = i
-    known = _closure(least, tail, value, item_w, item_c)
+    known = _closure(least, 0.0, tail, value, item_w, item_c)
     number, d = 0, width - 1
     while d > 0:
         # Either one item covers all that is left, or one of the items K is made of leads to the rest.
@@ -225,7 +232,7 @@ def _cover(
     spread = len(table) - 1
     tail, value, item_c, before, own = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
     for g in range(regions):
-        items = _closure(best[g], tail, value, item_w, item_c)
+        items = _closure(best[g], 0.0, tail, value, item_w, item_c)
         _copy(best[g], tail)
         _fall(tail)
         for j in range(1, spread + 1):

@@ -26,7 +26,8 @@ from atoll.control.operation.orders import OrderMaker, command_settings
 from atoll.control.operation.targets import TargetMap
 from atoll.core.errors import AtollError, InputError
 from atoll.deploy.commands.node_commands import ServiceWeights
-from atoll.deploy.target import DeployError, InstanceStatus, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import DeployError, InstanceStatus
 from atoll.deploy.target_table import TargetSettings
 from atoll.plan.plan import Instance, Plan
 from tests.control.operation.test_control_loop import PROBLEM, plan

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.control.operation.sightings import Sightings
-from atoll.deploy.target import InstanceState, InstanceStatus, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import InstanceState, InstanceStatus
 
 
 def status(name: str, state: InstanceState = "ready") -> InstanceStatus:

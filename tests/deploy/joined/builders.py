@@ -16,7 +16,8 @@ from atoll.deploy.joined.machine_request import (
     PartOrder,
     pool_machines,
 )
-from atoll.deploy.target import DeployError, NodeCommand, StartOrder
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import DeployError, StartOrder
 from atoll.fabric.registry.records import Gpu
 from tests.deploy.kubernetes.builders import build_order
 

@@ -16,7 +16,8 @@ from atoll.deploy.joined.joined_deployer import JoinedDeployer
 from atoll.deploy.joined.machine_fabric import MachineFabric
 from atoll.deploy.joined.machine_host import HostedInstances, InstanceHost, list_machines
 from atoll.deploy.joined.machine_request import PURPOSE, MachineRequest, PartOrder
-from atoll.deploy.target import DeployError, InstanceStatus, NodeCommand
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import DeployError, InstanceStatus
 from atoll.fabric.identity import fabric_keys
 from atoll.fabric.identity.authority import write_secret
 from atoll.fabric.registry.measured import unpack_measured

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from atoll.deploy.target import Labels, NodeCommand, StartOrder
+from atoll.deploy.labels import Labels
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import StartOrder
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Market, Node
 
 

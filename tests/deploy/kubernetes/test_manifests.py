@@ -27,7 +27,8 @@ from atoll.deploy.kubernetes.labels import (
     workload_name,
 )
 from atoll.deploy.kubernetes.manifests import render_instance, render_secret, write_manifests
-from atoll.deploy.target import DeployError, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import DeployError
 from tests.deploy.kubernetes.builders import build_order
 
 LEGAL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")

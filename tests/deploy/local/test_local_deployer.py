@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.deploy.labels import Labels
 from atoll.deploy.local.daemon import (
     DaemonOrder,
     DaemonState,
@@ -26,14 +27,8 @@ from atoll.deploy.local.daemon import (
 )
 from atoll.deploy.local.gpu_slots import PoolMachine
 from atoll.deploy.local.local_deployer import LocalDeployer
-from atoll.deploy.target import (
-    DeployError,
-    InstanceStatus,
-    Labels,
-    NodeCommand,
-    StartOrder,
-    classify_exit,
-)
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import DeployError, InstanceStatus, StartOrder, classify_exit
 from tests.runtime.local.test_placing import instance
 
 SERVER = """

@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("zenoh", reason="needs the extra 'fabric'")
 
 from atoll.deploy.commands.node_commands import CommandSettings, ServiceWeights, node_commands
+from atoll.deploy.labels import Labels
 from atoll.deploy.local.gpu_slots import PoolMachine
 from atoll.deploy.local.local_deployer import LocalDeployer
-from atoll.deploy.target import Labels, StartOrder
+from atoll.deploy.target import StartOrder
 from atoll.engines.limits import EngineLaunch
 from atoll.plan.engine_layout import handover_of
 from atoll.plan.plan import Instance

@@ -14,9 +14,10 @@ import pytest
 
 from atoll.deploy.commands.node_commands import CommandSettings, ServiceWeights, node_commands
 from atoll.deploy.commands.stage_node import FORK_SERVER_VARIABLE
+from atoll.deploy.labels import Labels
 from atoll.deploy.local.gpu_slots import PoolMachine
 from atoll.deploy.local.local_deployer import LocalDeployer
-from atoll.deploy.target import Labels, StartOrder
+from atoll.deploy.target import StartOrder
 from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
 from atoll.runtime.http.http_client import fetch
 from tests.runtime.join.live import Answer, World, until, world

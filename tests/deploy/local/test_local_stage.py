@@ -17,9 +17,10 @@ from atoll.deploy.commands.node_commands import (
     node_commands,
     read_labels,
 )
+from atoll.deploy.labels import Labels
 from atoll.deploy.local.gpu_slots import PoolMachine
 from atoll.deploy.local.local_deployer import LocalDeployer
-from atoll.deploy.target import Labels, StartOrder
+from atoll.deploy.target import StartOrder
 from atoll.fabric.registry.peers import Peer
 from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
 from tests.runtime.join.live import Answer, World, until, world

@@ -7,8 +7,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from atoll.deploy.labels import Labels
+from atoll.deploy.node_command import NodeCommand
 from atoll.deploy.slurm.runner import SlurmAnswer
-from atoll.deploy.target import Labels, NodeCommand, StartOrder
+from atoll.deploy.target import StartOrder
 from atoll.plan.plan import Instance, Node
 
 DATA = Path(__file__).parent / "data"

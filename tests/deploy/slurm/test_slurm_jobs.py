@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.deploy.labels import Labels
 from atoll.deploy.slurm.reasons import explain_end, explain_refusal, explain_waiting
 from atoll.deploy.slurm.slurm_jobs import (
     JobComment,
@@ -16,7 +17,7 @@ from atoll.deploy.slurm.slurm_jobs import (
     read_jobs,
     write_comment,
 )
-from atoll.deploy.target import DeployError, Labels
+from atoll.deploy.target import DeployError
 from tests.deploy.slurm.builders import read_data
 
 LABELS = Labels(fleet="f", instance="i", plan="p", placement="l", service="s", role="m/llm/both")

@@ -293,7 +293,7 @@ async def test_a_hub_buries_the_silent() -> None:
     await until(lambda: names(a) == {"b": "SERVING"})
     sid = b.sid
     # Its process hangs: the link is there, the token is not, and it says nothing.
-    b._undeclare()
+    b._undeclare("")
     await until(lambda: names(a) == {"b": "silent"})
     async with asyncio.timeout(120):
         await until(lambda: hub.fabric.peer(sid).state is SessionState.LEFT)  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,10 +13,11 @@ import pytest
 
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts import shared_rates as module
+from atoll.runtime.accounts.grants import Grant, NoLeaseError
 from atoll.runtime.accounts.rate_leases import LeaseAsk, slice_of
 from atoll.runtime.accounts.shared_rates import exchange
 from atoll.runtime.openai import ApiError
-from tests.runtime.accounts.helpers import sqlite_url
+from tests.runtime.accounts.helpers import record, sqlite_url
 from tests.runtime.accounts.test_accounts import NOON_S, World, world
 from tests.runtime.accounts.test_gateway import place
 from tests.runtime.gateway.engine import ScriptedEngine
@@ -263,3 +265,86 @@ async def test_two_gateways_on_one_database_over_http(tmp_path: Path) -> None:
         page = one.bench.gateway.metrics.page(0, 0).decode()
         assert "atoll_accounts_gateways 2.0" in page
         assert "atoll_accounts_rates_shared 1.0" in page
+
+
+async def test_requests_at_the_same_time_are_of_all_gateways(lite: str, tmp_path: Path) -> None:
+    async with gateways(lite, tmp_path) as them:
+        header = await share_key(them, concurrent=4)
+
+        def begin(gateway: World) -> bool:
+            try:
+                grant = gateway.accounts.admit(header, "m")
+            except ApiError:
+                return False
+            gateway.accounts.opened(grant, "r", "m", "e")
+            return True
+
+        # Half each before anything is settled, so both together no more than there are.
+        assert [sum(begin(g) for _ in range(9)) for g in them] == [2, 2]
+        # Whoever settles first may have all that is not known to be in use: once.
+        begun = 4
+        for _ in range(3):
+            for gateway in them:
+                await gateway.accounts.sync()
+                begun += sum(begin(g) for g in them for _ in range(9))
+        assert begun <= 4 + 2
+
+
+async def test_a_strict_key_has_no_more_at_the_same_time(lite: str, tmp_path: Path) -> None:
+    async with gateways(lite, tmp_path, 3) as them:
+        header = await share_key(them, concurrent=4, strict=True)
+        running: list[tuple[World, int, Grant]] = []
+        for turn in range(30):
+            gateway = them[turn % 3]
+            for _ in range(3):
+                with contextlib.suppress(NoLeaseError):
+                    grant = gateway.accounts.admit(header, "m")
+                    running.append((gateway, gateway.accounts.opened(grant, "r", "m", "e"), grant))
+            assert len(running) <= 4
+            await gateway.accounts.sync()
+            if turn % 4 == 3:
+                assert running
+                where, slot, grant = running.pop(0)
+                where.accounts.closed(slot, grant, record())
+        assert len(running) >= 3
+
+
+async def test_a_strict_key_never_goes_over_its_quota(lite: str, tmp_path: Path) -> None:
+    async with gateways(lite, tmp_path, 3) as them:
+        header = await share_key(them, tokens_per_day=1000, concurrent=100, strict=True)
+        running: list[tuple[World, int, Grant]] = []
+        used = 0
+        for turn in range(60):
+            gateway = them[turn % 3]
+            await gateway.accounts.sync()
+            for _ in range(4):
+                try:
+                    grant = gateway.accounts.admit(header, "m", 40)
+                except NoLeaseError:
+                    break
+                slot = gateway.accounts.opened(grant, "r", "m", "e", need=40)
+                running.append((gateway, slot, grant))
+            # All of them use all they may; the oldest half ends, and some of it is delivered before.
+            for gateway_, slot, grant in running[: len(running) // 2]:
+                gateway_.accounts.delivered(slot, 15)
+                gateway_.accounts.closed(slot, grant, record(prompt=10, completion=30))
+                used += 40
+            running = running[len(running) // 2 :]
+            assert used + 40 * len(running) <= 1000
+        # And all of it was to be had.
+        assert used + 40 * len(running) == 1000
+        with pytest.raises(ApiError) as refused:
+            them[0].accounts.admit(header, "m", 2000)
+        assert (refused.value.status, refused.value.code) == (400, "over_key_limit")
+
+
+async def test_a_strict_key_waits_for_its_part_and_must_say_max_tokens(tmp_path: Path) -> None:
+    async with place(tmp_path, ScriptedEngine()) as it:
+        key = await it.key(requests_per_min=3, tokens_per_day=100_000, strict=True)
+        # The first request finds no lease, has it settled and goes on: the client sees none of that.
+        settling = asyncio.create_task(it.accounts._run(60.0))
+        assert [(await it.ask(key, max_tokens=2)).status for _ in range(4)] == [200, 200, 200, 429]
+        reply = await it.ask(key)
+        assert reply.status == 400
+        assert b"max_tokens_needed" in reply.body
+        settling.cancel()

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.control.operation.gateways import GatewayAddress, GatewayGroup
 from atoll.deploy.commands.node_commands import STAND_IN_LABEL, label_options
-from atoll.deploy.target import Labels
+from atoll.deploy.labels import Labels
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.workload.lengths import LengthMix

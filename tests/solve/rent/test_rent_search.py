@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.deadline import Deadline
+from atoll.solve.rent import mix_master
 from atoll.solve.rent.allocation_types import BOTH
 from atoll.solve.rent.greedy_allocation import served_share
 from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
@@ -132,7 +133,11 @@ def test_an_instance_program_pays_for_what_is_left_unserved(price: float) -> Non
     assert answer.served.sum() == pytest.approx(1.0 if price > 1.0 else 0.0)
 
 
-def test_mixes_at_prices_a_little_off_fit_together_where_those_of_the_best_prices_do_not() -> None:
+def test_mixes_at_prices_a_little_off_fit_together_where_those_of_the_best_prices_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # At lifted prices the mixes of this case fit together at once.
+    monkeypatch.setattr(mix_master, "lift", lambda _model, prices: prices)
     case = random_case(9, services=3, regions=2, scarce=1.1)
     model, standing = model_of(case), _standing()
     mixes = _converged(model, standing)

@@ -176,3 +176,52 @@ def test_zones_join_regions_that_caches_travel_between() -> None:
     assert zones_of((), 3).tolist() == [0, 1, 2]
     assert len(set(zones_of(((0, 2),), 3)[[0, 2]].tolist())) == 1
     assert set(zones_of(((0, 1), (1, 2)), 3).tolist()) == {0}
+
+
+def in_many_regions(seed: int, regions: int = 7) -> tuple[ServiceDemand, ServiceItems, Floats]:
+    """A service in many regions at prices of their own; some have not all kinds."""
+    rng = np.random.default_rng(seed)
+    offers = [
+        (g, gpu, 2, False, 1.0, int(rng.integers(0, 4)), False)
+        for g in range(regions)
+        for gpu in ("A", "B")
+    ]
+    supply = supply_of(offers, regions)
+    templates = {
+        phase: [
+            ({"A:1": 1}, float(rng.uniform(0.1, 0.4))),
+            ({"B:2": 1, "A:1": 1}, float(rng.uniform(0.3, 0.9))),
+            ({"B:1": 2}, float(rng.uniform(0.2, 0.5))),
+        ]
+        for phase in (PREFILL, DECODE)
+    }
+    asked = service("m", supply, 1.0, templates)
+    model = model_of(Case((asked,), supply))
+    # Few different prices, so that some regions cost no more than others for anything.
+    price = rng.integers(1, 4, model.rows).astype(np.float64)
+    return asked, model.items[0], price
+
+
+@pytest.mark.parametrize("grid", [GRID, GRID // 8])
+@pytest.mark.parametrize("seed", range(12))
+def test_regions_that_others_lead_change_nothing(seed: int, grid: int) -> None:
+    asked, items, price = in_many_regions(seed)
+    oracle, plain = (ServiceOracle(asked, items, 7, g) for g in (grid, GRID))
+    plain._zone_order = None
+    every, some = plain.legs(price), oracle.legs(price)
+    assert np.any(some.leads != np.arange(7)) or seed > 3
+    served = plain.legs(price, lower=False)
+    for part in (0.2, 0.5, 1.0):
+        least = some.total.at(int(part * grid))
+        # A step of each item is lost at most.
+        assert least <= served.total.at(int(part * GRID)) + 1e-9
+        assert least >= every.total.at(int(part * GRID)) * (1.0 - 40.0 / grid) - 1e-9
+    chosen = oracle.pick(oracle.legs(price, lower=False))
+    assert chosen is not None
+    level = items.levels(chosen, 7)
+    assert float(np.minimum(level[PREFILL], level[DECODE]).sum()) >= 1.0 - 1e-9
+    paid = sum(float(items.prices(price)[item]) * n for item, n in chosen.items())
+    assert paid <= served.least * (1.0 + 40.0 / grid) + 1e-9
+    # Slacks are lower bounds: never above those that look at every region, but for a step or two.
+    above = oracle.slacks(some) - plain.slacks(every)
+    assert float(above.max()) <= served.least * 80.0 / grid + 1e-9

@@ -50,7 +50,7 @@ from atoll.control.decision.situation import Situation, look_around
 from atoll.control.decision.triggers import find_triggers, is_due
 from atoll.core.errors import AtollError
 from atoll.core.units import pluralize
-from atoll.deploy.target import Labels
+from atoll.deploy.labels import Labels
 from atoll.plan.plan import Instance, Plan, RequestPath, Route
 from atoll.plan.problem import Problem
 

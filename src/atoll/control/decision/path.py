@@ -33,7 +33,8 @@ from atoll.control.decision.lane_capacity import (
     is_short,
 )
 from atoll.control.decision.machine_pool import MachinePool, rent_of
-from atoll.deploy.target import InstanceStatus, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import InstanceStatus
 from atoll.plan.plan import Instance, count_machines
 from atoll.plan.problem import Problem
 

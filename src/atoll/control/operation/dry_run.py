@@ -15,7 +15,8 @@ from atoll.control.operation.orders import OrderMaker, command_settings
 from atoll.control.operation.targets import PoolTarget, TargetMap, open_targets, own_offers
 from atoll.core.errors import AtollError, InputError, NoCommandError
 from atoll.core.files import atomic_write
-from atoll.deploy.target import Deployer, DeployError, InstanceStatus, Labels, StartOrder
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import Deployer, DeployError, InstanceStatus, StartOrder
 from atoll.deploy.target_table import TargetSettings
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Offer, Problem

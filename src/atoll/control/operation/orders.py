@@ -16,7 +16,8 @@ from atoll.deploy.commands.node_commands import (
     executor_command,
     share_of,
 )
-from atoll.deploy.target import DeployError, Labels, StartOrder
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import DeployError, StartOrder
 from atoll.deploy.target_table import TargetSettings
 from atoll.plan.engine_layout import launch_of
 from atoll.plan.plan import Instance, Plan

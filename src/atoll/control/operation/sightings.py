@@ -15,7 +15,8 @@ from pathlib import Path
 from atoll.core.errors import InputError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
-from atoll.deploy.target import InstanceState, InstanceStatus, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import InstanceState, InstanceStatus
 
 _MIN_ANSWERS = 3
 """So many answers in a row must lack an instance, however far apart they are."""

@@ -24,7 +24,8 @@ from atoll.control.decision.decide import (
 from atoll.control.decision.machine_pool import MachinePool
 from atoll.control.virtual.market import MarketSeries, RegionOutage
 from atoll.core.rng import stream
-from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus
 from atoll.plan.plan import Instance, OfferKey, RequestPath, count_machines
 from atoll.plan.problem import Offer
 

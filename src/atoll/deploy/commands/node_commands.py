@@ -29,7 +29,8 @@ from atoll.deploy.commands.instance_member import HELPERS, PEERS
 from atoll.deploy.commands.prefill_helpers import offer_of
 from atoll.deploy.commands.stage_node import StageOrder
 from atoll.deploy.commands.stored_weights import WEIGHTS, check_source, is_stored
-from atoll.deploy.target import Labels, NodeCommand
+from atoll.deploy.labels import Labels
+from atoll.deploy.node_command import NodeCommand
 from atoll.engines.engine import Engine, ServedModel, ServerCommand, ServerHost
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.stage import ENGINE as STAGE

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from atoll.deploy.commands.node_commands import CommandSettings, ServiceWeights, plan_commands
-from atoll.deploy.target import NodeCommand
+from atoll.deploy.node_command import NodeCommand
 from atoll.plan.plan import Instance, Plan
 from atoll.runtime.endpoints.devices import VISIBLE, assign_devices, visible_gpus
 

@@ -32,7 +32,7 @@ _WORST: tuple[InstanceState, ...] = ("failed", "draining", "starting", "ready")
 """Which state of a part is that of the whole, the first before the others."""
 
 
-class Machines(Protocol):
+class JoinedMachines(Protocol):
     """How machines are found and asked; DeployError where the fabric cannot be reached."""
 
     def list(self) -> Sequence[JoinedMachine]:
@@ -68,7 +68,7 @@ class JoinedDeployer:
 
     name = "joined"
 
-    def __init__(self, machines: Machines, *, drain_s: float = 600.0) -> None:
+    def __init__(self, machines: JoinedMachines, *, drain_s: float = 600.0) -> None:
         self._machines, self._drain_s = machines, drain_s
 
     def offers(self) -> Sequence[Offer]:

@@ -36,7 +36,8 @@ from atoll.deploy.joined.machine_request import (
 from atoll.deploy.local.daemon import ORDER, ProcessId, process_start
 from atoll.deploy.local.gpu_slots import PoolMachine
 from atoll.deploy.local.local_deployer import LocalDeployer
-from atoll.deploy.target import DeployError, NodeCommand, StartOrder
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import DeployError, StartOrder
 from atoll.deploy.terms import read_term
 from atoll.fabric.identity import fabric_keys
 from atoll.runtime.endpoints.compile_cache import own_folder
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from atoll.fabric.identity.identity import Person
     from atoll.fabric.registry.records import Gpu
     from atoll.runtime.join.joined_node import JoinedNode
-    from atoll.runtime.join.signed_orders import Query
+    from atoll.runtime.join.signed_orders import OrderQuery
 
 BuildCommands = Callable[[PartOrder], Sequence[NodeCommand]]
 _PART = "p-"
@@ -212,7 +213,7 @@ class HostedInstances:
         await self.leave(0.0)
         self._work.shutdown()
 
-    def _ordered(self, body: bytes, person: Person, query: Query) -> None:
+    def _ordered(self, body: bytes, person: Person, query: OrderQuery) -> None:
         request = MachineRequest.from_json(body)
         if request.verb not in ("look", "logs"):
             self._node.log.event("host.order", by=person.name, verb=request.verb)
@@ -224,7 +225,7 @@ class HostedInstances:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _reply(self, request: MachineRequest, person: Person, query: Query) -> None:
+    async def _reply(self, request: MachineRequest, person: Person, query: OrderQuery) -> None:
         loop = asyncio.get_running_loop()
         try:
             answer = await loop.run_in_executor(self._work, self._host.answer, request)

@@ -18,8 +18,9 @@ from atoll.core.frozen import Frozen
 from atoll.core.ids import format_node_type, parse_node_type
 from atoll.deploy.commands.node_commands import InstanceRecipe, ServiceWeights
 from atoll.deploy.commands.stored_weights import check_source, is_stored
+from atoll.deploy.labels import Labels
 from atoll.deploy.local.gpu_slots import HeldSlots, PoolMachine
-from atoll.deploy.target import FailureKind, InstanceState, Labels
+from atoll.deploy.target import FailureKind, InstanceState
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.table import AUTO, find_launched
 from atoll.fabric.registry.records import Gpu

@@ -40,7 +40,8 @@ from atoll.deploy.kubernetes.workload_status import (
     judge_instance,
     read_count,
 )
-from atoll.deploy.target import DeployError, InstanceStatus, Labels, StartOrder
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import DeployError, InstanceStatus, StartOrder
 from atoll.deploy.terms import refuse_old_term
 from atoll.plan.problem import Offer
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.core.errors import InputError
-from atoll.deploy.target import Labels
+from atoll.deploy.labels import Labels
 
 DOMAIN = "atoll-serving.github.io"
 FULL = f"{DOMAIN}/labels"

@@ -33,7 +33,8 @@ from atoll.deploy.kubernetes.labels import (
     object_labels,
     workload_name,
 )
-from atoll.deploy.target import DeployError, NodeCommand, StartOrder
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import DeployError, StartOrder
 from atoll.plan.plan import Node
 
 READY_S = f"{DOMAIN}/ready-s"

@@ -12,7 +12,8 @@ from atoll.deploy.kubernetes.kube_lease import read_time_s
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.manifests import INSTANCE, READY_S
 from atoll.deploy.kubernetes.worker_group import is_group
-from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus
 from atoll.plan.plan import Instance
 
 Json = Mapping[str, Any]

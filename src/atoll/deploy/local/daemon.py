@@ -29,8 +29,9 @@ from pydantic import model_validator
 from atoll.core.errors import AtollError, shorten
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
+from atoll.deploy.labels import Labels
 from atoll.deploy.local.gpu_slots import HeldSlots
-from atoll.deploy.target import FailureKind, InstanceState, Labels, classify_exit
+from atoll.deploy.target import FailureKind, InstanceState, classify_exit
 from atoll.runtime.http.http_client import FetchError, fetch
 from atoll.runtime.supervise.agent import Agent, ProcessSpec, SupervisedProcess
 from atoll.runtime.supervise.supervised_process import Command, last_lines

@@ -30,6 +30,7 @@ from urllib.parse import quote, unquote
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
+from atoll.deploy.labels import Labels
 from atoll.deploy.local.daemon import (
     LOCK,
     ORDER,
@@ -49,7 +50,8 @@ from atoll.deploy.local.gpu_slots import (
     list_offers,
     visible_devices,
 )
-from atoll.deploy.target import DeployError, InstanceStatus, Labels, NodeCommand, StartOrder
+from atoll.deploy.node_command import NodeCommand
+from atoll.deploy.target import DeployError, InstanceStatus, StartOrder
 from atoll.deploy.terms import fence_term
 from atoll.plan.problem import Offer
 from atoll.runtime.http.listen_address import free_ports

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import parse_node_type
+from atoll.deploy.node_command import NodeCommand
 from atoll.deploy.ray.ray_client import Json, RayClient
 from atoll.deploy.ray.ray_jobs import (
     ENDED,
@@ -29,7 +30,7 @@ from atoll.deploy.ray.ray_jobs import (
 from atoll.deploy.ray.ray_machines import RayMachine, count_held, list_offers, read_machines
 from atoll.deploy.ray.ray_package import RayCommand, RayOrder, pack, read_secrets
 from atoll.deploy.ray.ray_settings import RaySettings
-from atoll.deploy.target import DeployError, InstanceStatus, NodeCommand, StartOrder
+from atoll.deploy.target import DeployError, InstanceStatus, StartOrder
 from atoll.deploy.terms import refuse_old_term
 from atoll.plan.problem import Offer
 

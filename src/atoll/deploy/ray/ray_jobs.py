@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.core.errors import InputError, shorten
+from atoll.deploy.labels import Labels
 from atoll.deploy.ray.ray_package import STATE_PREFIX, RayState
-from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus, Labels
+from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus
 from atoll.plan.plan import Instance
 
 LABELS = "atoll.labels"

@@ -25,8 +25,10 @@ from pathlib import Path
 from atoll.core.errors import InputError, shorten
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
+from atoll.deploy.labels import Labels
+from atoll.deploy.node_command import NodeCommand
 from atoll.deploy.slurm.script import JOB_LOG, LOG_SUFFIX, SECRETS, SIGNAL_FILE, STATE_SUFFIX
-from atoll.deploy.target import DeployError, FailureKind, InstanceState, Labels, NodeCommand
+from atoll.deploy.target import DeployError, FailureKind, InstanceState
 from atoll.deploy.terms import fence_term
 from atoll.plan.plan import Instance
 

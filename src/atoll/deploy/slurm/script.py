@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.core.ids import parse_node_type
+from atoll.deploy.node_command import NodeCommand
 from atoll.deploy.slurm.slurm_jobs import JobComment, write_comment
 from atoll.deploy.slurm.slurm_pool import GpuChoice
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
-from atoll.deploy.target import DeployError, NodeCommand, StartOrder
+from atoll.deploy.target import DeployError, StartOrder
 from atoll.plan.plan import Market
 
 PORT = "{port}"
@@ -78,7 +79,7 @@ with open(state, "a") as file:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineRequest:
+class JobMachine:
     """One machine of an instance, with the commands that share it; `host` where the plan names it."""
 
     gpu: str | None
@@ -92,10 +93,10 @@ class MachineRequest:
 class JobComponent:
     """Machines that are asked for alike: the whole of a job, or a component of a heterogeneous one."""
 
-    machines: tuple[MachineRequest, ...]
+    machines: tuple[JobMachine, ...]
 
     @property
-    def first(self) -> MachineRequest:
+    def first(self) -> JobMachine:
         """A machine that stands for all."""
         return self.machines[0]
 
@@ -114,11 +115,11 @@ def group_machines(order: StartOrder) -> tuple[JobComponent, ...]:
         if node is not None and node.gpu_ids is not None and (node.host, node.slot) != (None, None):
             key = (node.node_type, node.market, node.region, node.host, node.slot)
         shared.setdefault(key, []).append(command)
-    components: dict[tuple[object, ...], list[MachineRequest]] = {}
+    components: dict[tuple[object, ...], list[JobMachine]] = {}
     for commands in shared.values():
         node = nodes.get(commands[0].node)
         gpus = sum(command.gpus for command in commands)
-        machine = MachineRequest(
+        machine = JobMachine(
             gpu=parse_node_type(commands[0].node_type).gpu if gpus else None,
             gpus=gpus,
             market=node.market if node is not None else "on-demand",
@@ -220,7 +221,7 @@ def _step(
     group: int | None,
     relative: int,
     choice: GpuChoice,
-    machine: MachineRequest,
+    machine: JobMachine,
     settings: SlurmSettings,
     home: str,
 ) -> str:

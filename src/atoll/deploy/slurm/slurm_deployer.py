@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from atoll.catalog.catalog import Catalog
+from atoll.deploy.labels import Labels
 from atoll.deploy.slurm.job_folders import JobEnd, JobHome, JobRecord, WorkFolder
 from atoll.deploy.slurm.reasons import (
     ENDED_STATES,
@@ -39,7 +40,6 @@ from atoll.deploy.target import (
     DeployError,
     InstanceState,
     InstanceStatus,
-    Labels,
     StartOrder,
     classify_exit,
 )

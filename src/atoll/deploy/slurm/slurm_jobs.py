@@ -11,7 +11,8 @@ from pydantic import Field
 
 from atoll.core.errors import InputError, shorten
 from atoll.core.frozen import Frozen
-from atoll.deploy.target import DeployError, Labels
+from atoll.deploy.labels import Labels
+from atoll.deploy.target import DeployError
 
 MAX_COMMENT_BYTES = 1024
 """Longest comment that slurmctld takes, in bytes."""

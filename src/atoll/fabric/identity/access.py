@@ -43,6 +43,8 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True):
     certificate: bytes
     key: bytes
     slots: int
+    by_site: bool = False
+    """Written where it is true only: versions before it read all other tokens as they did."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Access:
     key: bytes | None = field(default=None, repr=False)
     """Private key, PKCS #8 DER."""
     slots: int = 256
+    by_site: bool = False
+    """Whether workers keep the records of their own site, and of others what speakers say."""
     open_name: str = ""
     open_provider: str = ""
     open_role: str = "worker"
@@ -120,6 +124,7 @@ class Access:
             packed.certificate,
             packed.key,
             packed.slots,
+            packed.by_site,
         )
         _ = access.identity
         return access
@@ -171,11 +176,11 @@ class Access:
         """Return the token: hubs, authority, certificate and key in one text, to be kept secret."""
         if self.authority is None or self.certificate is None or self.key is None:
             return _OPEN_SCHEME + ",".join(self.hubs)
-        body = msgspec.msgpack.encode(
-            _Packed(
-                self.fabric_id, self.hubs, self.authority, self.certificate, self.key, self.slots
-            )
+        fields: tuple[object, ...] = (
+            *(self.fabric_id, self.hubs, self.authority, self.certificate, self.key, self.slots),
+            *((True,) if self.by_site else ()),
         )
+        body = msgspec.msgpack.encode(fields)
         data = body + zlib.crc32(body).to_bytes(4, "big")
         return PREFIX + _encode_base64(data)
 

@@ -69,6 +69,7 @@ class _Book(msgspec.Struct, frozen=True):
     hubs: tuple[str, ...]
     members: tuple[IssuedMember, ...] = ()
     version: int = 1
+    by_site: bool = False
 
 
 class Authority:
@@ -88,6 +89,7 @@ class Authority:
         *,
         slots: int = DEFAULT_SLOTS,
         days: int = DEFAULT_DAYS,
+        by_site: bool = False,
     ) -> Authority:
         """Make a CA, tokens of the hubs and of a first operator; never touches an existing CA."""
         _check_name("name", name)
@@ -116,7 +118,7 @@ class Authority:
             ),
         )
         atomic_write(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
-        book = _Book(name, fingerprint(der), slots, addresses)
+        book = _Book(name, fingerprint(der), slots, addresses, by_site=by_site)
         atomic_write(folder / "fabric.json", _pretty(book))
         authority = cls(folder)
         authority._write_revoked()
@@ -221,24 +223,27 @@ class Authority:
             write_secret(path, access.pack() + "\n")
             return path
 
-    def grow(self, slots: int) -> tuple[Path, ...]:
+    def grow(self, slots: int, *, by_site: bool = False) -> tuple[Path, ...]:
         """Have more slots and return the tokens of the hubs, which say so from now on.
 
         Certificates and keys stay; tokens of members too. Hubs allow the new slots once they are started
         again with these files, one after the other. A hub whose token is not in the folder must be renewed.
+        With `by_site` members whose tokens are issued or renewed from now on keep to their sites.
         """
         with self._lock():
             self._book = self._load()
-            if not self.slots < slots <= keys.MAX_SLOTS:
+            by_site = by_site or self._book.by_site
+            turned = by_site != self._book.by_site
+            if not self.slots - turned < slots <= keys.MAX_SLOTS:
                 raise UsageError(
                     f"there are {self.slots} slots, and may be {keys.MAX_SLOTS}",
                     field="--slots",
                     hint="name a number between them; slots are never taken away",
                 )
-            self._save(msgspec.structs.replace(self._book, slots=slots))
+            self._save(msgspec.structs.replace(self._book, slots=slots, by_site=by_site))
             paths = [self.folder / f"hub-{keys.hub_slot(n)}.token" for n in range(len(self.hubs))]
             for path in filter(Path.exists, paths):
-                access = replace(Access.open(f"@{path}"), slots=slots)
+                access = replace(Access.open(f"@{path}"), slots=slots, by_site=by_site)
                 write_secret(path, access.pack() + "\n")
             return tuple(paths)
 
@@ -307,6 +312,7 @@ class Authority:
                 _DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             ),
             self.slots,
+            self._book.by_site,
         )
 
     def _ca(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

@@ -7,12 +7,14 @@ load/<slot>/<sid>                     load samples
 req/<slot>/<sid>                      question: please serve this
 assign/<slot>/<sid>                   question: please become this
 host/<slot>/<sid>                     question: instances of a fleet, to start, look at and end
+site/<part>/alive|reg|sync|load/...   the same four of members of a site, where the fabric is by site
 in/<slot>/<sid>/<sender slot>         to a worker: cancel, credit, resume
 out/<slot>/<sid>/<sender slot>/...    to an ingress: frames
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 PREFIX = "atoll"
@@ -23,6 +25,7 @@ MAX_SLOTS = 10_000
 _NAMES = r"(?:m[0-9]{3}|m[1-9][0-9]{3}|h[0-4])"
 _SLOT = re.compile(_NAMES)
 _SID = re.compile(_NAMES + r"-[0-9a-f]{16}")
+_IN_PART = re.compile(PREFIX + r"/site/([0-9a-f]{8})(?=/)")
 
 
 def member_slot(number: int) -> str:
@@ -53,6 +56,22 @@ def is_hub(slot_or_sid: str) -> bool:
 def slot_of(sid: str) -> str:
     """Return the slot that owns a session."""
     return sid.partition("-")[0]
+
+
+def part_of(site: str) -> str:
+    """Return the name of a site's part of the fabric, as it stands in keys."""
+    return hashlib.blake2b(site.encode(), digest_size=4).hexdigest()
+
+
+def in_part(part: str, key: str) -> str:
+    """Return a key as it is in a part of the fabric; "" is the part of all."""
+    return f"{PREFIX}/site/{part}{key.removeprefix(PREFIX)}" if part else key
+
+
+def split_part(key: str) -> tuple[str, str]:
+    """Return the part that a key is in, and the key as it is in the part of all."""
+    match = _IN_PART.match(key)
+    return ("", key) if match is None else (match[1], PREFIX + key[match.end() :])
 
 
 def new_sid(slot: str, random: bytes) -> str:
@@ -134,22 +153,34 @@ def own_sid(key: str) -> str | None:
     return parts[3]
 
 
-def hub_rules(slots: int, denied: frozenset[str] = frozenset()) -> dict[str, object]:
+def hub_rules(
+    slots: int, denied: frozenset[str] = frozenset(), *, by_site: bool = False
+) -> dict[str, object]:
     """Return the access control of a hub: every slot writes its own keys, and reads what is public.
 
+    Where the fabric is `by_site`, the same is true in every part of it.
     Hubs may do everything: they pass on what others were allowed to say elsewhere. A slot in `denied`
     may do nothing at all.
     """
+
+    def everywhere(*names: str) -> list[str]:
+        return _keys(*names, *(f"site/*/{name}" for name in names)) if by_site else _keys(*names)
+
     rules: list[dict[str, object]] = [
         _rule("pass", ["egress"], _EVERYTHING, [f"{PREFIX}/**"]),
         _rule("hub", ["ingress"], _EVERYTHING, [f"{PREFIX}/**"]),
-        _rule("read", ["ingress"], ["declare_subscriber"], _keys("reg/**", "load/**")),
-        _rule("ask", ["ingress"], ["query"], _keys("sync/**", "req/**", "assign/**", "host/**")),
+        _rule("read", ["ingress"], ["declare_subscriber"], everywhere("reg/**", "load/**")),
+        _rule(
+            "ask",
+            ["ingress"],
+            ["query"],
+            [*everywhere("sync/**"), *_keys("req/**", "assign/**", "host/**")],
+        ),
         _rule(
             "look",
             ["ingress"],
             ["liveliness_query", "declare_liveliness_subscriber"],
-            _keys("alive/**"),
+            everywhere("alive/**"),
         ),
     ]
     names = [slot for slot in map(member_slot, range(slots)) if slot not in denied]
@@ -157,12 +188,14 @@ def hub_rules(slots: int, denied: frozenset[str] = frozenset()) -> dict[str, obj
     policies: list[dict[str, object]] = [{"rules": ["hub", "pass"], "subjects": ["hubs"]}]
     subjects: list[dict[str, object]] = [{"id": "hubs", "cert_common_names": hubs}]
     for slot in names:
-        puts = _keys(f"reg/{slot}/*", f"load/{slot}/*", f"in/*/*/{slot}", f"out/*/*/{slot}/**")
-        answers = _keys(*(f"{kind}/{slot}/*" for kind in ("sync", "req", "assign", "host")))
+        puts = everywhere(f"reg/{slot}/*", f"load/{slot}/*")
+        puts += _keys(f"in/*/*/{slot}", f"out/*/*/{slot}/**")
+        answers = everywhere(f"sync/{slot}/*")
+        answers += _keys(*(f"{kind}/{slot}/*" for kind in ("req", "assign", "host")))
         slot_rules = [
             _rule(f"put {slot}", ["ingress"], ["put"], puts),
             _rule(f"answer {slot}", ["ingress"], ["declare_queryable", "reply"], answers),
-            _rule(f"live {slot}", ["ingress"], ["liveliness_token"], _keys(f"alive/{slot}/*")),
+            _rule(f"live {slot}", ["ingress"], ["liveliness_token"], everywhere(f"alive/{slot}/*")),
             _rule(
                 f"hear {slot}",
                 ["ingress"],
@@ -194,19 +227,21 @@ _SIZES = {
     "reg/**": 2 * 1024 * 1024,
 }
 """The largest payload that a hub passes on, in bytes: what goes to everybody is short."""
+_OF_SITES = ("alive/**", "load/**", "reg/**")
 
 
-def hub_sizes() -> list[dict[str, object]]:
+def hub_sizes(*, by_site: bool = False) -> list[dict[str, object]]:
     """Return what hubs say to messages that are too large: they drop them."""
+    sizes = _SIZES | ({f"site/*/{n}": _SIZES[n] for n in _OF_SITES} if by_site else {})
     return [
         {
-            "id": f"size {name.partition('/')[0]}",
+            "id": f"size {name.removesuffix('/**')}",
             "flows": ["ingress"],
             "messages": ["put", "delete", "query", "reply"],
             "key_exprs": _keys(name),
             "size_limit": most,
         }
-        for name, most in _SIZES.items()
+        for name, most in sizes.items()
     ]
 
 

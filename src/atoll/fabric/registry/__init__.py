@@ -5,6 +5,7 @@ fabric_registry   the rules: what is taken, refused, published, forgotten
 effects           what the registry asks its driver to do, its settings, what it refused
 replica           the map with hashes of its parts
 sync              messages of two replicas that compare; sync_exchange: the asker's side
+sites             fabrics of thousands: a registry for every site, and summaries of the others
 peers             other members as seen from here, and their load
 queries           which members have what one asks for
 """

@@ -87,6 +87,12 @@ class Obituary(NamedTuple):
     sid: str
 
 
+class Speaks(NamedTuple):
+    """This member speaks for its site from now on, or (False) no more: its token in the part of all."""
+
+    begins: bool
+
+
 class Event(NamedTuple):
     """Something about a peer is new: joined, changed, up, down or left."""
 
@@ -107,7 +113,7 @@ class Revoked(NamedTuple):
     serials: frozenset[str]
 
 
-Effect = Publish | Pull | NewSession | Obituary | Event | Refused | Revoked
+Effect = Publish | Pull | NewSession | Obituary | Speaks | Event | Refused | Revoked
 
 
 _SHUN_S = 60.0

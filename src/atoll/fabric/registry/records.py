@@ -81,6 +81,21 @@ class NodeService(Struct, frozen=True):
     kind: Kind = "llm"
 
 
+class SiteService(Struct, frozen=True, array_like=True):
+    """A service of a site, as the site's speaker tells it to all."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256, pattern=_PLAIN)]
+    kind: Kind
+    serving: Count
+    """Members that serve it."""
+    room: Count
+    """Requests that these take at once, as far as they say."""
+    busy: Annotated[float, Meta(ge=0.0, le=1.0)]
+    """Share of it in use, lately, in quarters."""
+    ask: Annotated[tuple[Annotated[str, Meta(max_length=32)], ...], Meta(max_length=4)] = ()
+    """Sessions of gateways of the site, or else of hubs."""
+
+
 class Metadata(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Description that a session gives of itself."""
 
@@ -115,6 +130,8 @@ class Metadata(Struct, frozen=True, kw_only=True, omit_defaults=True):
         ],
         Meta(max_length=32),
     ] = {}
+    summary: Annotated[tuple[SiteService, ...], Meta(max_length=256)] | None = None
+    """Of the whole site, from its speaker; None: this is a member and speaks of itself."""
 
 
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -217,7 +234,9 @@ def _read(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
 
 def as_dict(metadata: Metadata) -> dict[str, Any]:
     """Return metadata as plain dicts and lists, every field present; for JSON."""
-    plain: dict[str, Any] = msgspec.to_builtins(
-        {name: getattr(metadata, name) for name in metadata.__struct_fields__}
-    )
+    fields = {name: getattr(metadata, name) for name in metadata.__struct_fields__}
+    if metadata.summary is None:
+        # Nothing that a member says of itself.
+        del fields["summary"]
+    plain: dict[str, Any] = msgspec.to_builtins(fields)
     return plain

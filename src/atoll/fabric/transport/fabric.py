@@ -28,7 +28,6 @@ from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.identity import Identity, Verifier
 from atoll.fabric.identity.record_trust import node_name, refusal, sign_record
 from atoll.fabric.registry.effects import (
-    Effect,
     Event,
     NewSession,
     Obituary,
@@ -37,11 +36,12 @@ from atoll.fabric.registry.effects import (
     Refused,
     RegistrySettings,
     Revoked,
+    Speaks,
 )
-from atoll.fabric.registry.fabric_registry import Registry
 from atoll.fabric.registry.peers import Load, Peer, decode_load, encode_load
 from atoll.fabric.registry.records import Metadata, Record, SessionState
 from atoll.fabric.registry.replica import Entry
+from atoll.fabric.registry.sites import ALL, Placed, SitedRegistry, SiteSummary
 from atoll.fabric.registry.sync import batch_records, encode_message
 from atoll.fabric.transport.eviction import LinkEvictor
 from atoll.fabric.transport.fabric_settings import FabricSettings
@@ -112,9 +112,14 @@ class Fabric:
         self._log = log
         self._link = link
         self._loop = asyncio.get_running_loop()
-        self._registry = Registry(
+        own_metadata = self._apply_identity(metadata)
+        # Workers keep to their site; all others, and who only looks, see everybody.
+        keeps_to_site = access.by_site and own_metadata.role == "worker" and not observe
+        self._follows = access.by_site and not keeps_to_site
+        place = own_metadata.site or own_metadata.region or own_metadata.provider
+        self._registry = SitedRegistry(
             self.identity.slot,
-            self._apply_identity(metadata),
+            own_metadata,
             sign=lambda *content: sign_record(self.identity, access.fabric_id, *content),
             verify=lambda record: refusal(self.verifier, record),
             rng=random.SystemRandom(),
@@ -122,7 +127,10 @@ class Fabric:
             state=state,
             settings=RegistrySettings(obituary_s=settings.obituary_s, pull_risen_s=0.2),
             observer=observe,
+            site=keys.part_of(place) if keeps_to_site else ALL,
+            follows=self._follows,
         )
+        self._registry.loads = self.loads
         self._pushes = Quota(settings.pushes_per_s, settings.pushes_at_once)
         self._asks = Quota(settings.asks_per_s, settings.asks_at_once)
         self._view: dict[str, Peer] = {}
@@ -130,13 +138,14 @@ class Fabric:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         self._pulls: set[asyncio.Task[None]] = set()
-        self._held_back: dict[str, asyncio.TimerHandle] = {}
+        self._held_back: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._shaken_s = -settings.flap_s
         self.patience = Patience(_BEAT_S)
         """How late this member, and those at the other ends of its links, are."""
         self._beat: asyncio.TimerHandle | None = None
         self._first_sync = asyncio.Event()
-        self._session: list[Declaration] = []
+        self._sessions: dict[str, list[Declaration]] = {}
+        self._site_loads: Declaration | None = None
         self._refusals_logged = 0
         self._refusals_from_s = 0.0
         self._hears_loads = hear_loads
@@ -194,12 +203,12 @@ class Fabric:
     @property
     def state(self) -> SessionState:
         """State that this member has announced."""
-        return self._registry.own_entry.record.state
+        return self._registry.home.own_entry.record.state
 
     @property
     def metadata(self) -> Metadata:
         """Description that this member gives of itself."""
-        return self._registry.own_entry.metadata
+        return self._registry.home.own_entry.metadata
 
     @property
     def connected(self) -> bool:
@@ -225,7 +234,8 @@ class Fabric:
         self._left = True
         self._do(self._registry.leave(time.time()))
         await self._link.flush()
-        self._undeclare()
+        for part in tuple(self._sessions):
+            self._undeclare(part)
 
     async def close(self) -> None:
         """Stop; leaves first unless that is done."""
@@ -255,6 +265,10 @@ class Fabric:
         entry = self._registry.get(sid)
         return None if entry is None else self._peer(sid, entry)
 
+    def sites(self) -> dict[str, SiteSummary]:
+        """Return what is known of sites from afar, by name; of a fabric that is not by site nothing."""
+        return self._registry.sites()
+
     def recheck(self) -> None:
         """Verify everything again, after certificates were revoked in `verifier`."""
         self._do(self._put_out())
@@ -266,7 +280,7 @@ class Fabric:
 
     def say_load(self, load: Load) -> None:
         """Tell everybody how busy this member is."""
-        self._link.put(keys.load(self.sid), encode_load(load))
+        self._link.put(keys.in_part(self._registry.site, keys.load(self.sid)), encode_load(load))
 
     def stats(self) -> dict[str, Any]:
         """Return figures for metrics: those of the registry and of the link."""
@@ -313,32 +327,42 @@ class Fabric:
     def _begin(self) -> None:
         link = self._link
         # Heard before the token is shown, so that nothing said in answer is missed.
-        link.hear(f"{keys.PREFIX}/reg/**", self._pushed)
-        if self._hears_loads:
-            link.hear(f"{keys.PREFIX}/load/**", self._loaded)
-        self._declare()
-        link.watch(f"{keys.PREFIX}/alive/**", self._tokens)
+        parts = self._heard_parts()
+        for part in parts:
+            link.hear(f"{part}/reg/**", self._pushed)
+            if self._hears_loads:
+                link.hear(f"{part}/load/**", self._loaded)
+        self._declare(self._registry.site)
+        for part in parts:
+            link.watch(f"{part}/alive/**", self._tokens)
         self._tick()
         self._keep_beating()
+
+    def _heard_parts(self) -> list[str]:
+        """Return what keys begin with of which this member hears."""
+        if self._follows:
+            return [keys.PREFIX, f"{keys.PREFIX}/site/*"]
+        own = keys.in_part(self._registry.site, keys.PREFIX)
+        return [keys.PREFIX] if own == keys.PREFIX else [keys.PREFIX, own]
 
     def _keep_beating(self) -> None:
         self.patience.tick(self._loop.time())
         self._link.cut_silent(self.patience)
         self._beat = self._loop.call_later(_BEAT_S, self._keep_beating)
 
-    def _declare(self) -> None:
-        if self._registry.observer:
+    def _declare(self, part: str) -> None:
+        registry = self._registry.parts[part]
+        if registry.observer:
             return
         # Answers first, then the token: who sees the token may ask at once. Taken back in reverse.
-        self._session = [
-            self._link.queryable(keys.sync(self.sid), self._asked),
-            self._link.token(keys.alive(self.sid)),
+        self._sessions[part] = [
+            self._link.queryable(keys.in_part(part, keys.sync(registry.sid)), self._asked),
+            self._link.token(keys.in_part(part, keys.alive(registry.sid))),
         ]
 
-    def _undeclare(self) -> None:
-        for closer in reversed(self._session):
+    def _undeclare(self, part: str) -> None:
+        for closer in reversed(self._sessions.pop(part, [])):
             closer.close()
-        self._session = []
 
     def _tick(self) -> None:
         self._timer = None
@@ -359,26 +383,26 @@ class Fabric:
 
     def _pushed(self, batch: list[tuple[str, bytes]]) -> None:
         now_s = time.time()
-        effects: list[Effect] = []
-        for key, data in batch:
+        effects: list[Placed] = []
+        for where, data in batch:
+            part, key = keys.split_part(where)
             sid = keys.own_sid(key)
             if sid == self.sid:
                 continue
             if sid is not None and keys.slot_of(sid) in self._shunned:
-                effects.append(self._registry.refusals.add("revoked", sid))
+                effects.append((part, self._registry.refusals.add("revoked", sid)))
                 continue
             # Counted by slot, for which hubs vouch, and not by session: a slot may name any number of those.
             if sid is None or not self._pushes.take(keys.slot_of(sid), now_s, len(data)):
-                effects.append(
-                    self._registry.refusals.add("flood" if sid else "malformed", key[:80])
-                )
+                reason = "flood" if sid else "malformed"
+                effects.append((part, self._registry.refusals.add(reason, key[:80])))
                 continue
-            effects += self._registry.pushed(data, now_s)
+            effects += self._registry.pushed(part, keys.slot_of(sid), data, now_s)
         self._do(effects)
 
     def _loaded(self, batch: list[tuple[str, bytes]]) -> None:
         for key, data in batch:
-            sid = keys.own_sid(key)
+            sid = keys.own_sid(keys.split_part(key)[1])
             if sid is None or sid == self.sid or not self._registry.alive(sid):
                 continue
             load = decode_load(data)
@@ -390,18 +414,25 @@ class Fabric:
         # One quota for all: a question does not say whose it is.
         if not self._asks.take("", now_s, len(question.payload)):
             return  # whoever is honest asks again, or another
-        answer, effects = self._registry.answer(question.payload, now_s)
+        part, _ = keys.split_part(question.key)
+        registry = self._registry.parts.get(part)
+        if registry is None:
+            return
+        answer, effects = registry.answer(question.payload, now_s)
         question.reply(answer)
-        self._do(effects)
+        self._do((part, effect) for effect in effects)
 
     def _tokens(self, batch: list[tuple[str, bool]]) -> None:
         now_s = time.time()
-        effects: list[Effect] = []
-        for key, up in batch:
+        effects: list[Placed] = []
+        for where, up in batch:
+            part, key = keys.split_part(where)
             slot, sid = keys.sender_of(key), keys.own_sid(key)
             if sid is None:  # a hub lets each slot name any session after its own
                 if up:
-                    effects.append(self._registry.refusals.add("token of another", key[:80]))
+                    effects.append(
+                        (part, self._registry.refusals.add("token of another", key[:80]))
+                    )
                 continue
             if up and slot in self._shunned:
                 continue
@@ -410,48 +441,51 @@ class Fabric:
                 self._shaken_s = self._loop.time()
             if sid == self.sid:
                 continue
-            held = self._held_back.pop(sid, None)
+            held = self._held_back.pop((part, sid), None)
             if held is not None:
                 held.cancel()
             if not up:
-                self._held_back[sid] = self._loop.call_later(_SETTLE_S, self._token_gone, slot, sid)
+                self._held_back[part, sid] = self._loop.call_later(
+                    _SETTLE_S, self._token_gone, part, slot, sid
+                )
             elif held is not None:  # it may have missed what was said meanwhile
                 # Down and up at once: the registry asks it again, and no listener hears of it.
-                self._registry.token_down(slot, sid, now_s)
-                up_again = self._registry.token_up(slot, sid, now_s)
-                effects += [effect for effect in up_again if not isinstance(effect, Event)]
+                self._registry.token_down(part, slot, sid, now_s)
+                up_again = self._registry.token_up(part, slot, sid, now_s)
+                effects += [placed for placed in up_again if not isinstance(placed[1], Event)]
             else:
-                effects += self._registry.token_up(slot, sid, now_s)
+                effects += self._registry.token_up(part, slot, sid, now_s)
         self._do(effects)
 
-    def _token_gone(self, slot: str, sid: str) -> None:
+    def _token_gone(self, part: str, slot: str, sid: str) -> None:
         # When a hub goes, everybody behind it seems to, this member's own token too; most are back as
         # soon as they have found another hub. Only then are others given that time.
         left_s = self._shaken_s + self.settings.flap_s - self._loop.time()
         if left_s > 0:
-            self._held_back[sid] = self._loop.call_later(left_s, self._token_gone, slot, sid)
+            again = self._loop.call_later(left_s, self._token_gone, part, slot, sid)
+            self._held_back[part, sid] = again
             return
-        self._held_back.pop(sid, None)
+        self._held_back.pop((part, sid), None)
         self.loads.pop(sid, None)
-        self._do(self._registry.token_down(slot, sid, time.time()))
+        self._do(self._registry.token_down(part, slot, sid, time.time()))
 
     # What is to be done
 
-    def _do(self, effects: Iterable[Effect]) -> None:
+    def _do(self, effects: Iterable[Placed]) -> None:
         pending = list(effects)
-        unpublished: list[Record] = []
+        unpublished: dict[str, list[Record]] = {}
         revoked = False
         # It grows on the way: a revocation adds effects that are carried out in the same pass.
         while pending:
-            effect = pending.pop(0)
+            part, effect = pending.pop(0)
             if isinstance(effect, Publish):
-                unpublished += effect.records
+                unpublished.setdefault(part, []).extend(effect.records)
             elif isinstance(effect, Pull):
-                self._pull(effect.sid)
+                self._pull(part, effect.sid)
             elif isinstance(effect, Event):
-                self._tell(effect)
-            elif isinstance(effect, NewSession):
-                self._renewed(effect)
+                self._tell(part, effect)
+            elif isinstance(effect, NewSession | Speaks):
+                self._turn(part, effect)
             elif isinstance(effect, Refused):
                 self._refused(effect)
             elif isinstance(effect, Revoked):
@@ -461,24 +495,48 @@ class Fabric:
                 revoked = True
             elif isinstance(effect, Obituary):
                 self._log.event("fabric.obituary", sid=effect.sid)
-        while unpublished:  # in one message, if it fits
-            records, _ = batch_records(unpublished)
-            self._link.put(keys.reg(self.sid), encode_message(records))
-            unpublished = unpublished[len(records) :]
+        for part, records in unpublished.items():
+            self._publish(part, records)
         if revoked:
             self._call_revoked()
         if self._registry.synced:
             self._first_sync.set()
         self._schedule()
 
-    def _put_out(self) -> list[Effect]:
+    def _publish(self, part: str, records: list[Record]) -> None:
+        key = keys.in_part(part, keys.reg(self._registry.parts[part].sid))
+        while records:  # in one message, if it fits
+            fitting, _ = batch_records(records)
+            self._link.put(key, encode_message(fitting))
+            records = records[len(fitting) :]
+
+    def _turn(self, part: str, effect: NewSession | Speaks) -> None:
+        if isinstance(effect, NewSession):
+            self._renewed(part, effect)
+        else:
+            self._speak(effect)
+
+    def _speak(self, effect: Speaks) -> None:
+        """Show the token of the site's speaker, and hear the site's loads, or no more."""
+        self._undeclare(ALL)
+        if self._site_loads is not None:
+            self._site_loads.close()
+            self._site_loads = None
+        if effect.begins:
+            self._declare(ALL)
+            if not self._hears_loads:
+                key = keys.in_part(self._registry.site, f"{keys.PREFIX}/load/**")
+                self._site_loads = self._link.hear(key, self._loaded)
+        self._log.event("fabric.speaks" if effect.begins else "fabric.silent", sid=self.sid)
+
+    def _put_out(self) -> list[Placed]:
         """Drop what revoked members said, their tokens too, and hear nothing more of them."""
         now_s = time.time()
         self._shunned = self.verifier.shunned()
         effects = self._registry.recheck(now_s)
-        for sid in self._registry.tokens():
+        for part, sid in self._registry.tokens():
             if keys.slot_of(sid) in self._shunned:
-                effects += self._registry.token_down(keys.slot_of(sid), sid, now_s)
+                effects += self._registry.token_down(part, keys.slot_of(sid), sid, now_s)
                 self.loads.pop(sid, None)
         return effects
 
@@ -486,26 +544,30 @@ class Fabric:
         for callback in tuple(self.on_revoked):
             callback()
 
-    def _pull(self, sid: str) -> None:
+    def _pull(self, part: str, sid: str) -> None:
         # One that is left out comes again by the registry's own clock.
         if len(self._pulls) >= _PULLS_AT_ONCE or self._closing:
             return
-        task = self._loop.create_task(self._exchange(sid))
+        task = self._loop.create_task(self._exchange(part, sid))
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
 
-    async def _exchange(self, sid: str) -> None:
-        exchange = self._registry.exchange()
+    async def _exchange(self, part: str, sid: str) -> None:
+        registry = self._registry.parts[part]
+        exchange = registry.exchange()
+        key = keys.in_part(part, keys.sync(sid))
         try:
             while exchange.ask is not None:
-                answer = await self._link.query(keys.sync(sid), exchange.ask, self.settings.query_s)
-                self._do(exchange.answered(answer, time.time()))
+                answer = await self._link.query(key, exchange.ask, self.settings.query_s)
+                self._do((part, effect) for effect in exchange.answered(answer, time.time()))
         except (TimeoutError, InputError):
-            self._registry.pull_failed(time.time())
+            registry.pull_failed(time.time())
             self._schedule()
 
-    def _tell(self, event: Event) -> None:
-        entry = self._registry.get(event.sid)
+    def _tell(self, part: str, event: Event) -> None:
+        entry = self._registry.parts[part].get(event.sid)
+        if entry is not None and entry.metadata.summary is not None:
+            return  # a site from afar: it is no member, and says so in `sites`
         if entry is not None:
             peer = self._peer(event.sid, entry)
         elif event.sid in self._view:  # dropped from the registry altogether
@@ -522,10 +584,12 @@ class Fabric:
             except Exception as error:  # noqa: BLE001  one listener's bug must not stop the registry
                 self._log.event("fabric.listener_failed", error=repr(error))
 
-    def _renewed(self, effect: NewSession) -> None:
+    def _renewed(self, part: str, effect: NewSession) -> None:
         self._log.event("fabric.renewed", old=effect.old, new=effect.new, cause=effect.cause)
-        self._undeclare()
-        self._declare()
+        self._undeclare(part)
+        self._declare(part)
+        if part != self._registry.site:
+            return
         for callback in tuple(self.on_renewed):
             callback(effect.old, effect.new)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import msgspec
 import zenoh
 
 from atoll.core.errors import InputError, UsageError
+from atoll.core.open_files import allow_files
 from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import (
     DEFAULT_PORT,
@@ -294,17 +294,6 @@ def _slots_of(path: Path | None, serials: Sequence[int]) -> frozenset[str]:
     return frozenset(m.slot for m in members if int(m.serial, 16) in wanted)
 
 
-def _allow_files(wanted: int) -> bool:
-    """Let this process have so many files and links open; whether it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        # Where that is not allowed the hub runs with fewer, and its log says so.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return soft == resource.RLIM_INFINITY or soft >= wanted
-
-
 async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> None:
     """Run a hub until SIGTERM or SIGINT; `ready` is called once it listens.
 
@@ -314,7 +303,8 @@ async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    if not _allow_files(options.access.slots + _SPARE_FILES):
+    wanted = options.access.slots + _SPARE_FILES
+    if allow_files(wanted) < wanted:
         log.event("hub.few_files", slots=options.access.slots, hint="raise 'ulimit -n'")
     hub = await Hub.start(options, log)
     log.event("hub.listening", addresses=options.listen, sid=hub.fabric.sid)

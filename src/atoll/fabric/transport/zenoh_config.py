@@ -68,8 +68,8 @@ def session_config(
             "timeout_ms": 0,
         }
         if not access.is_open:
-            config["access_control"] = keys.hub_rules(access.slots, denied)
-            config["low_pass_filter"] = keys.hub_sizes()
+            config["access_control"] = keys.hub_rules(access.slots, denied, by_site=access.by_site)
+            config["low_pass_filter"] = keys.hub_sizes(by_site=access.by_site)
     return zenoh.Config.from_json5(json.dumps(config))
 
 

@@ -7,9 +7,10 @@ were and the journal grows, up to a limit. There, and where the disk takes no mo
 becomes of new requests: `refuse` answers 503; `serve` lets them in and marks the gap in the ledger (`gaps`).
 Both end by themselves when there is room again.
 
-Requests and tokens a minute are shared by all gateways of a database (`rates`); requests at the same time are
-counted by each for itself. Quotas (a day, a month, ever) are of all gateways together; each knows of the
-others' use a second or two late, so a key may go over its quota by what is delivered meanwhile.
+Requests and tokens a minute, and requests at the same time, are shared by all gateways of a database
+(`shared_rates`). Quotas (a day, a month, ever) are of all gateways together; each knows of the others' use a
+second or two late, so a key may go over its quota by what is delivered meanwhile. A strict key goes over
+nothing: its quotas are lent, too, and every request reserves what it may use (`count_leases`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from atoll.runtime.accounts.grants import (
     ANYBODY,
     ActiveKey,
     Grant,
+    NoLeaseError,
     no_room_error,
     unknown_key_error,
 )
@@ -41,7 +43,7 @@ from atoll.runtime.openai import ApiError, Usage
 from atoll.telemetry.logs import Log, SilentLog
 from atoll.telemetry.usage_record import UsageRecord
 
-__all__ = ["Accounts", "Grant", "TokenPrice"]
+__all__ = ["Accounts", "Grant", "NoLeaseError", "TokenPrice"]
 
 _REFRESH_S = 1.0
 """How often finished requests are written and changed keys are read."""
@@ -65,11 +67,22 @@ OnFullDisk = Literal["refuse", "serve"]
 class _Running:
     """A request that has a slot."""
 
-    __slots__ = ("charged", "held")
+    __slots__ = ("charged", "held", "reserved")
 
-    def __init__(self, held: ActiveKey | None) -> None:
+    def __init__(self, held: ActiveKey | None, reserved: int) -> None:
         self.held = held
         self.charged = NOTHING
+        self.reserved = reserved
+        """Tokens that it may still use."""
+        if held is not None:
+            held.reserved += reserved
+
+    def free(self, tokens: int) -> None:
+        """Reserve so many tokens less: they are used, or will not be."""
+        freed = min(self.reserved, tokens)
+        self.reserved -= freed
+        if self.held is not None:
+            self.held.reserved -= freed
 
 
 class Accounts:
@@ -111,6 +124,8 @@ class Accounts:
         """Those that have, or had, a quota."""
         self._running: dict[int, _Running] = {}
         self._version = 0
+        self.has_strict = False
+        """Whether there is, or was, a key that may have to say what its requests use at most."""
         self._full = False
         self._up = True
         self._synced_s = self._all_s = clock()
@@ -125,6 +140,8 @@ class Accounts:
         self._gaps = GapBook()
         self._rates = SharedRates(database, clock())
         self._hurry = asyncio.Event()
+        self._awaited: list[asyncio.Future[None]] = []
+        """Of requests that wait for the next settlement."""
         self._syncing = asyncio.Lock()
         self._periods = periods(wall())
         self._task: asyncio.Task[None] | None = None
@@ -232,8 +249,16 @@ class Accounts:
         held = self._find_key(authorization)
         return None if held is None else held.key
 
-    def admit(self, authorization: bytes | None, model: str) -> Grant:
-        """Let one request of a caller in, or raise 401, 403, 429 or 503."""
+    def reserves(self, grant: Grant) -> bool:
+        """Whether requests of a caller have to say how many tokens they may use."""
+        return grant.key_id is not None and self._keys[grant.key_id].reserves
+
+    def admit(self, authorization: bytes | None, model: str, need: int = 0) -> Grant:
+        """Let one request of a caller in, or raise 401, 403, 429 or 503.
+
+        `need` is the most tokens that it may use, for a caller who `reserves`. A `NoLeaseError` may be gone
+        once `settled` is.
+        """
         held = self._find_key(authorization)
         if self._full and self.on_full_disk == "refuse":
             raise self._refuse(no_room_error("usage cannot be written down at the moment"))
@@ -243,11 +268,11 @@ class Accounts:
         # Made anew once a day only: every request needs it.
         if unix_s >= self._periods.day_ends_s:
             self._periods = periods(unix_s)
-        error = held.refusal(model, now_s, unix_s, self._periods)
+        error = held.refusal(model, now_s, unix_s, self._periods, need)
         # Also where it is refused: it wants a lease, and may have one a moment later.
-        if held.requests is not None or held.tokens is not None:
+        if held.shared:
             self._rates.active[held.key.id] = held
-            if self._rates.gateways > 1 and held.unleased:
+            if (self._rates.gateways > 1 and held.unleased) or isinstance(error, NoLeaseError):
                 self._hurry.set()
         if error is not None:
             raise self._refuse(error)
@@ -270,12 +295,25 @@ class Accounts:
         held = self._keys.get(grant.key_id) if grant.key_id is not None else None
         return () if held is None else held.limit_headers(self._clock())
 
+    def settled(self) -> asyncio.Future[None]:
+        """Return what is done when limits were settled with the other gateways the next time."""
+        self._awaited.append(asyncio.get_running_loop().create_future())
+        return self._awaited[-1]
+
     def opened(
-        self, grant: Grant, request_id: str, model: str, endpoint: str, *, settled_in: str = ""
+        self,
+        grant: Grant,
+        request_id: str,
+        model: str,
+        endpoint: str,
+        *,
+        settled_in: str = "",
+        need: int = 0,
     ) -> int:
         """Note that an admitted request begins; return its slot.
 
-        `settled_in` is a folder for `settlements`, if another gateway may go on with its stream.
+        `settled_in` is a folder for `settlements`, if another gateway may go on with its stream; `need` is
+        what it was admitted with.
         """
         held = self._keys.get(grant.key_id) if grant.key_id is not None else None
         try:
@@ -301,7 +339,7 @@ class Accounts:
             self._gaps.admit(self._wall())
         if held is not None:
             held.running += 1
-        self._running[slot] = _Running(held)
+        self._running[slot] = _Running(held, need)
         return slot
 
     def operation(self, slot: int) -> str:
@@ -336,6 +374,7 @@ class Accounts:
             )
         finished_s = self._wall()
         held = running.held
+        running.free(running.reserved)
         if held is not None:
             used = Counted(tokens, media.audio_ms + media.speech_ms, media.pixels)
             held.ended(used, running.charged, day_of(finished_s), self._clock())
@@ -448,6 +487,7 @@ class Accounts:
                 self._up = True
                 self._synced_s = self._clock()
             self._check_room()
+            self._wake()
             return self._up
 
     def _charge_running(self) -> None:
@@ -460,6 +500,7 @@ class Accounts:
                 audio_ms = media.audio_ms + media.speech_ms
                 used = Counted(self._journal.tokens(slot), audio_ms, media.pixels)
                 more, running.charged = used - running.charged, used
+                running.free(more.tokens)
                 held.grew(more, now_s)
 
     async def _exchange(self) -> None:
@@ -489,6 +530,14 @@ class Accounts:
         async with self._syncing:
             with contextlib.suppress(*AWAY):
                 await self._rates.settle(self._clock(), self._wall())
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have requests that wait for leases look again."""
+        awaited, self._awaited = self._awaited, []
+        for each in awaited:
+            if not each.done():
+                each.set_result(None)
 
     async def _write(self, segment: Path) -> None:
         if segment.stem in self._kept:
@@ -532,6 +581,7 @@ class Accounts:
             else:
                 held.change(key, now_s)
             self._rates.know(key.id, held)
+            self.has_strict |= key.spec.strict
             if held.quotas:
                 self._metered[key.id] = held
         if changes.keys:

@@ -65,13 +65,19 @@ class NewKey(Frozen):
     pixels_per_month: int | None = Field(None, ge=1, le=10**18)
     pixels_total: int | None = Field(None, ge=1, le=10**18)
     concurrent: int | None = Field(None, ge=1, le=10**6)
-    """Requests at the same time, per gateway; all other limits are of all gateways together."""
+    """Requests at the same time; like all limits, of all gateways together."""
+    strict: bool = False
+    """Whether nothing goes over a limit, however many gateways there are: each waits for its part of it."""
     policy: Policy | None = None
     """Conditions on nodes that serve this key."""
     track: bool = True
     """False: nothing is written down but the token counts that quotas need."""
     expires_s: float | None = None
     """Unix time."""
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Write as JSON; versions without strict keys read all others, and let these do nothing."""
+        return self.model_dump_json(indent=indent, exclude=None if self.strict else {"strict"})
 
     @field_validator("name", "owner")
     @classmethod

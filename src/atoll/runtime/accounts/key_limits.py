@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
+TOTAL = "total"
+
 
 @dataclass(frozen=True, slots=True)
 class Periods:
@@ -21,8 +23,9 @@ class Periods:
     day_ends_s: float
     month_ends_s: float
 
-
-TOTAL = "total"
+    def named(self, span: str) -> str:
+        """Return the name of the current `day`, `month` or `total`."""
+        return self.day if span == "day" else self.month if span == "month" else TOTAL
 
 
 def periods(unix_s: float) -> Periods:
@@ -98,12 +101,18 @@ class KeyUsage:
     """By day: on the way into the database."""
     running: Counted = NOTHING
     """Delivered by requests that still run here."""
+    spent: Counted = NOTHING
+    """All that was used here since the start."""
 
     def count(self, period: str) -> Counted:
         """Return the use of a period (a day, a month or TOTAL), with that of running requests."""
+        return self.counted.get(period, NOTHING) + self.uncounted(period)
+
+    def uncounted(self, period: str) -> Counted:
+        """Return what was used here in a period and is not in the database yet."""
         # The name of a day begins with that of its month: a prefix finds both.
         prefix = "" if period == TOTAL else period
-        total = self.counted.get(period, NOTHING) + self.running
+        total = self.running
         for held in (self.pending, self.sent):
             for day, used in held.items():
                 if day.startswith(prefix):

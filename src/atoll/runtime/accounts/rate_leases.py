@@ -14,7 +14,10 @@ rate is counted here as well. So over any time T all gateways together let in no
 
 and what was too much is missing later. Where there is less than one request for each gateway, whole ones
 go to who has waited longest. If the database is away each gateway goes on with an equal share of limit and
-rate. Nothing here does I/O; time is a parameter.
+rate.
+
+Of a strict key nothing goes beyond: a gateway lets in only what it was lent, and counts no rate by itself,
+so that all together let in no more than limit + rate x T. Nothing here does I/O; time is a parameter.
 """
 
 from __future__ import annotations
@@ -63,6 +66,11 @@ class LeaseAsk(NamedTuple):
     wants: bool
     """Whether it needs more, or gives back what it has."""
     served_s: float
+    strict: bool = False
+    need: float = 1.0
+    """Of the largest request that it could not let in; less than that is of no use to it."""
+    keep: float = 0.0
+    """Of what it was lent, what running requests may still use."""
 
 
 class LeaseGrant(NamedTuple):
@@ -100,23 +108,33 @@ def settle(
     # Never more than the limit together with what others hold.
     level = min(ask.limit - lent_out, bucket.level + grown + ask.held - ask.spent)
     holders = len(others) + 1
-    lends = ask.wants and not careful
-    lent = _share(level, lent_out, holders, ask, others) if lends else 0.0
-    served_s = now_s if lent >= 1.0 else ask.served_s
+    # Of a strict key nobody takes what was not lent: there is nothing to be careful of.
+    lends = ask.wants and (ask.strict or not careful)
+    lent = share_of(level, lent_out, ask.served_s, others, unit=ask.need) if lends else 0.0
+    lent = max(lent, min(level, ask.keep))
+    served_s = now_s if lent >= ask.need else ask.served_s
     at_s = max(bucket.at_s, now_s)
     grant = LeaseGrant(lent, level - lent, holders, served_s)
     return SharedBucket(level - lent, at_s), grant
 
 
-def _share(
-    level: float, lent_out: float, holders: int, ask: LeaseAsk, others: Sequence[OtherLease]
+def share_of(
+    level: float,
+    lent_out: float,
+    served_s: float,
+    others: Sequence[OtherLease],
+    *,
+    unit: float = 1.0,
 ) -> float:
-    share = (level + lent_out) / holders
-    if share >= 1.0 or holders == 1:
+    """Return the part of `level`, which nobody holds, that one gets beside others who hold `lent_out`.
+
+    Where an equal part is less than `unit`, nobody could use it: whole units, to one after the other.
+    """
+    share = (level + lent_out) / (len(others) + 1)
+    if share >= unit or not others:
         return max(0.0, min(level, share))
-    # Parts of a request are of no use to anybody: whole ones, to one after the other.
-    first = all(ask.served_s <= other.served_s for other in others)
-    return 1.0 if level >= 1.0 and first else 0.0
+    first = all(served_s <= other.served_s for other in others)
+    return unit if level >= unit and first else 0.0
 
 
 class SharedLimit:
@@ -136,14 +154,21 @@ class SharedLimit:
         "held",
         "leased",
         "limit",
+        "need",
         "served_s",
         "spent",
+        "strict",
     )
 
-    def __init__(self, limit: float, now_s: float) -> None:
+    def __init__(self, limit: float, now_s: float, *, strict: bool = False) -> None:
         self.limit = limit
-        self._rate = self._per_s = limit / _MINUTE_S
-        self._holds = self._level = float(limit)
+        self.strict = strict
+        self._rate = limit / _MINUTE_S
+        self._per_s = 0.0 if strict else self._rate
+        self._holds = float(limit)
+        self._level = 0.0 if strict else float(limit)
+        self.need = 1.0
+        """Of the largest request since the last settlement for which there was no room."""
         self._at_s = now_s
         self.held = 0.0
         self.spent = 0.0
@@ -169,10 +194,13 @@ class SharedLimit:
         self._level = self.level(now_s) - amount
         self.spent += amount
 
-    def wait_s(self, now_s: float) -> float:
-        """Return how long until one more may be let in, if nobody else is; 0 if it is now."""
-        missing = 1.0 - self.level(now_s)
-        return 0.0 if missing <= 0.0 else missing / self._rate
+    def wait_s(self, now_s: float, amount: float = 1.0) -> float:
+        """Return how long until so much more may be let in, if nobody else is; 0 if it is now."""
+        missing = amount - self.level(now_s)
+        if missing <= 0.0:
+            return 0.0
+        self.need = max(self.need, amount)
+        return missing / self._rate
 
     def full_s(self, now_s: float) -> float:
         """Return how long until it is full again."""
@@ -183,6 +211,10 @@ class SharedLimit:
         if limit == self.limit:
             return
         used = self.limit - self.level(now_s)
+        if self.strict:
+            # What it holds was lent of the old limit, and stays lent.
+            self.limit, self._rate = limit, limit / _MINUTE_S
+            return
         # Its part of the rate stays the same part.
         share = self._per_s / self._rate
         self.limit = limit
@@ -197,12 +229,14 @@ class SharedLimit:
         """Return whether there is anything to tell the database."""
         return wants or self.leased or self.spent != 0.0 or self.held != 0.0
 
-    def ask(self, key_id: str, what: str, *, wants: bool) -> LeaseAsk:
-        """Return what to tell the database; `granted` or `lost` follows."""
+    def ask(self, key_id: str, what: str, *, wants: bool, keep: float = 0.0) -> LeaseAsk:
+        """Return what to tell the database; `granted` follows, unless the answer is lost."""
         self._asked = self.spent
         held, self.held = self.held, 0.0
         # Once it is said it is given up: whether an answer that is lost was heeded nobody knows.
-        return LeaseAsk(key_id, what, self.limit, held, self._asked, wants, self.served_s)
+        need, self.need = self.need, 1.0
+        told = (held, self._asked, wants, self.served_s, self.strict, need, keep)
+        return LeaseAsk(key_id, what, self.limit, *told)
 
     def granted(self, grant: LeaseGrant, gateways: int, now_s: float, *, wants: bool) -> None:
         """Go by what the database lent."""
@@ -210,6 +244,10 @@ class SharedLimit:
         self.spent -= self._asked
         self._asked = 0.0
         self.leased, self.held, self.served_s = wants, grant.lent, grant.served_s
+        if self.strict:
+            self.leased = wants or grant.lent > 0.0
+            self._set(grant.lent - self.spent, grant.lent, 1, now_s)
+            return
         # A debt of all together comes off what was lent.
         level = grant.lent + min(0.0, grant.left) if wants else grant.left
         among = grant.holders if wants else max(1, gateways)
@@ -221,11 +259,13 @@ class SharedLimit:
         self._set(level - self.spent, max_level, among, now_s)
 
     def fall_back(self, gateways: int, now_s: float) -> None:
-        """Go by an equal share: the database is away."""
+        """Go by an equal share, or if strict by what is left of the lease: the database is away."""
+        self.leased = False
+        if self.strict:
+            return
         among = max(1, gateways)
         max_level = max(1.0, self.limit / among)
         self._set(min(self.level(now_s), max_level), max_level, among, now_s)
-        self.leased = False
 
     def begin(self, left: float, gateways: int, now_s: float) -> None:
         """Go by what the database knew before this gateway let anything in."""
@@ -235,6 +275,6 @@ class SharedLimit:
 
     def _set(self, level: float, max_level: float, among: int, now_s: float) -> None:
         self._level, self._at_s = level, now_s
-        self._per_s = self._rate / among
+        self._per_s = 0.0 if self.strict else self._rate / among
         # Room for one whole request at least: else it could never let one in.
         self._holds = max(1.0, max_level)

@@ -1,4 +1,4 @@
-"""Limits a minute over all gateways of a database: settled in the background (`rate_leases` has the sums).
+"""Limits over all gateways of a database, settled in the background; `rate_leases` and `count_leases` decide.
 
 One transaction tells the database that this gateway lives, takes what it has spent and brings its leases. In
 SQLite it begins with a write, so that no other gateway's comes between reading a bucket and changing it; in
@@ -18,8 +18,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from atoll.runtime.accounts import schema
+from atoll.runtime.accounts.count_leases import COUNT_LEASE_S, CountAsk, SharedCount, lend
 from atoll.runtime.accounts.database import AWAY, Database
-from atoll.runtime.accounts.grants import ActiveKey
+from atoll.runtime.accounts.grants import RUNNING, ActiveKey
+from atoll.runtime.accounts.key_limits import periods
 from atoll.runtime.accounts.rate_leases import (
     IDLE_S,
     LEASE_S,
@@ -41,7 +43,9 @@ _BATCH = 400
 """Limits that are settled in one statement."""
 _FIRST_S = -1e18
 """Stands for "never" in a column."""
-Limits = dict[tuple[str, str], SharedLimit]
+Named = tuple[str, str]
+"""Key and limit."""
+Ask = LeaseAsk | CountAsk
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +54,11 @@ class RateAnswer:
 
     gateways: int
     """That use it now."""
-    grants: Mapping[tuple[str, str], LeaseGrant]
-    """By key and limit."""
+    grants: Mapping[Named, LeaseGrant]
 
 
 class SharedRates:
-    """The limits a minute of one gateway's keys, shared with all others of the database."""
+    """The limits of one gateway's keys, shared with all others of the database."""
 
     def __init__(self, database: Database, now_s: float) -> None:
         self.id = secrets.token_hex(8)
@@ -69,7 +72,7 @@ class SharedRates:
         self._known_s = now_s + _BEAT_S + 1.0
         """By when all others know of this gateway."""
         self._limited: dict[str, ActiveKey] = {}
-        """Keys with limits a minute."""
+        """Keys with limits that are shared."""
         self.active: dict[str, ActiveKey] = {}
         """Of them, those that asked lately, or of which something runs or is not settled."""
         self._fresh: list[str] = []
@@ -78,27 +81,26 @@ class SharedRates:
 
     def know(self, key_id: str, held: ActiveKey) -> None:
         """Take a key that is new or changed."""
-        if held.requests is None and held.tokens is None:
+        if not held.shared:
             self._limited.pop(key_id, None)
             self.active.pop(key_id, None)
         else:
             if key_id not in self._limited:
                 self._fresh.append(key_id)
             self._limited[key_id] = held
+            for count in held.counts.values():
+                count.share(self.gateways)
 
     async def settle(self, now_s: float, unix_s: float) -> None:
         """Tell the database what was spent and take leases; raises one of AWAY if it is away."""
         async with self._settling:
-            limits = dict(self._unsettled(now_s))
+            limits = dict(self._limits(self.active))
+            counts = dict(self._counts(self.active))
+            asks = self._asks(limits, counts, now_s, unix_s)
             beats = bool(self._limited) and now_s - self._beat_s >= _BEAT_S
             # There is nothing to say: the database is left alone.
-            if not limits and not self._fresh and not beats:
+            if not asks and not self._fresh and not beats:
                 return
-            # In one order for all gateways, which lock the rows of the buckets.
-            asks = [
-                limit.ask(*named, wants=self._wants(named[0], now_s))
-                for named, limit in sorted(limits.items(), key=itemgetter(0))
-            ]
             try:
                 answer = await asyncio.wait_for(
                     exchange(self._database, self.id, asks, unix_s, careful=now_s < self._known_s),
@@ -112,14 +114,19 @@ class SharedRates:
                 # Who is not alone any more believes less of what it holds no lease of.
                 for _, limit in self._limits(self._limited):
                     limit.begin(limit.level(now_s), answer.gateways, now_s)
+                for _, count in self._counts(self._limited):
+                    count.share(answer.gateways)
             self.gateways, self.shared = answer.gateways, True
             self._settled_s = self._beat_s = now_s
             for ask in asks:
                 at = (ask.key_id, ask.what)
-                limits[at].granted(answer.grants[at], self.gateways, now_s, wants=ask.wants)
+                if isinstance(ask, CountAsk):
+                    counts[at].granted(answer.grants[at], self.gateways, wants=ask.wants)
+                else:
+                    limits[at].granted(answer.grants[at], self.gateways, now_s, wants=ask.wants)
             # Keys of which nothing runs and nothing is to be settled are looked at no more.
             for key_id in [k for k, held in self.active.items() if not held.running]:
-                if not any(limit.settles(wants=False) for _, limit in self._limits((key_id,))):
+                if not any(limit.settles(wants=False) for _, limit in self._all((key_id,))):
                     del self.active[key_id]
 
     def check(self, now_s: float) -> None:
@@ -129,15 +136,14 @@ class SharedRates:
             self.shared = False
             for _, limit in self._limits(self._limited):
                 limit.fall_back(self.gateways, now_s)
+            for _, count in self._counts(self._limited):
+                count.fall_back(self.gateways)
 
     async def close(self, unix_s: float) -> None:
         """Give everything back; raises one of AWAY if the database is away."""
         async with self._settling:
-            asks = [
-                limit.ask(*named, wants=False)
-                for named, limit in sorted(self._limits(self.active), key=itemgetter(0))
-                if limit.settles(wants=False)
-            ]
+            limits, counts = dict(self._limits(self.active)), dict(self._counts(self.active))
+            asks = self._asks(limits, counts, float("inf"), unix_s)
             # One that the database never heard of has nothing to take back.
             if asks or self._beat_s > float("-inf"):
                 leaving = exchange(self._database, self.id, asks, unix_s, leave=True)
@@ -159,15 +165,43 @@ class SharedRates:
             if left < limit.limit or gateways > 1:
                 limit.begin(left, gateways, now_s)
 
-    def _unsettled(self, now_s: float) -> Iterable[tuple[tuple[str, str], SharedLimit]]:
-        for named, limit in self._limits(self.active):
-            if limit.settles(wants=self._wants(named[0], now_s)):
-                yield named, limit
+    def _asks(
+        self,
+        limits: Mapping[Named, SharedLimit],
+        counts: Mapping[Named, SharedCount],
+        now_s: float,
+        unix_s: float,
+    ) -> list[Ask]:
+        """Return what is to be settled, in one order for all gateways, which lock the rows of the buckets."""
+        asks: list[Ask] = []
+        for (key_id, what), limit in limits.items():
+            wants = self._wants(key_id, now_s)
+            if limit.settles(wants=wants):
+                keep = self._limited[key_id].reserved if what == "tokens" else 0
+                asks.append(limit.ask(key_id, what, wants=wants, keep=keep))
+        now = periods(unix_s)
+        for (key_id, what), count in counts.items():
+            wants = count.in_use > 0 or self._wants(key_id, now_s)
+            if count.settles(wants=wants):
+                span = "" if what == RUNNING else what.rpartition("_")[2]
+                counted = self._limited[key_id].counted(what, now) if span else 0.0
+                asks.append(count.ask(key_id, what, wants=wants, span=span, counted=counted))
+        return sorted(asks, key=itemgetter(0, 1))
 
     def _wants(self, key_id: str, now_s: float) -> bool:
         return now_s - self._limited[key_id].asked_s < IDLE_S
 
-    def _limits(self, names: Iterable[str]) -> Iterable[tuple[tuple[str, str], SharedLimit]]:
+    def _all(self, names: Sequence[str]) -> Iterable[tuple[Named, SharedLimit | SharedCount]]:
+        yield from self._limits(names)
+        yield from self._counts(names)
+
+    def _counts(self, names: Iterable[str]) -> Iterable[tuple[Named, SharedCount]]:
+        for key_id in names:
+            held = self._limited.get(key_id)
+            for what, count in () if held is None else held.counts.items():
+                yield (key_id, what), count
+
+    def _limits(self, names: Iterable[str]) -> Iterable[tuple[Named, SharedLimit]]:
         for key_id in names:
             held = self._limited.get(key_id)
             if held is not None and held.requests is not None:
@@ -179,7 +213,7 @@ class SharedRates:
 async def exchange(
     database: Database,
     gateway: str,
-    asks: Sequence[LeaseAsk],
+    asks: Sequence[Ask],
     unix_s: float,
     *,
     leave: bool = False,
@@ -202,25 +236,38 @@ async def exchange(
         await connection.execute(table.delete().where(gone))
         count = await connection.scalar(sa.select(sa.func.count()).select_from(table))
         careful = careful and (count or 0) > 1
-        for start in range(0, len(asks), _BATCH):
+        for some in _batched(asks):
             grants |= await _settle(
-                database, connection, gateway, asks[start : start + _BATCH], now_s, careful=careful
+                database, connection, gateway, some, now_s, unix_s, careful=careful
             )
     return RateAnswer(max(1, int(count or 0)), grants)
+
+
+def _batched(asks: Sequence[Ask]) -> Iterable[Sequence[Ask]]:
+    """Yield asks in batches; all of a key, which come one after the other, are in one of them."""
+    batch: list[Ask] = []
+    for ask in asks:
+        if len(batch) >= _BATCH and ask.key_id != batch[-1].key_id:
+            yield batch
+            batch = []
+        batch.append(ask)
+    if batch:
+        yield batch
 
 
 async def _settle(
     database: Database,
     connection: AsyncConnection,
     gateway: str,
-    asks: Sequence[LeaseAsk],
+    asks: Sequence[Ask],
     now_s: float,
+    unix_s: float,
     *,
     careful: bool,
-) -> dict[tuple[str, str], LeaseGrant]:
+) -> dict[Named, LeaseGrant]:
     buckets, leases = schema.buckets, schema.leases
     names = sorted({ask.key_id for ask in asks})
-    # A limit that nobody has used yet begins full.
+    # A limit that nobody has used yet begins full. Of a count the row is only there to be locked.
     new = [{"key_id": a.key_id, "what": a.what, "level": a.limit, "at_s": now_s} for a in asks]
     await connection.execute(database.insert(buckets).on_conflict_do_nothing(), new)
     # The lock is for PostgreSQL; in SQLite the write before keeps others out.
@@ -231,28 +278,33 @@ async def _settle(
         .with_for_update()
     )
     held = {(row.key_id, row.what): SharedBucket(row.level, row.at_s) for row in rows}
-    others: dict[tuple[str, str], list[OtherLease]] = {}
+    others: dict[Named, list[OtherLease]] = {}
     for row in await connection.execute(
         sa.select(leases).where(
             leases.c.key_id.in_(names), leases.c.gateway != gateway, leases.c.expires_s > now_s
         )
     ):
         others.setdefault((row.key_id, row.what), []).append(OtherLease(row.lent, row.served_s))
-    grants = {}
+    # After the lock: others have written down what they gave back leases for.
+    counted = await _counted(connection, [a for a in asks if isinstance(a, CountAsk)], unix_s)
+    grants: dict[Named, LeaseGrant] = {}
     levels: list[dict[str, Any]] = []
     lent: list[dict[str, Any]] = []
     for ask in asks:
         at = {"key_id": ask.key_id, "what": ask.what}
         named = (ask.key_id, ask.what)
-        bucket, grants[named] = settle(
-            held[named], ask, others.get(named, ()), now_s, careful=careful
-        )
-        levels.append(at | {"level": bucket.level, "at_s": bucket.at_s})
-        if ask.wants:
-            served_s = max(_FIRST_S, grants[named].served_s)
-            until = {"expires_s": now_s + LEASE_S, "served_s": served_s}
-            lent.append(at | {"gateway": gateway, "lent": grants[named].lent} | until)
-    await _put(database, connection, buckets, levels)
+        if isinstance(ask, CountAsk):
+            grant = lend(ask, counted.get(named, 0.0), others.get(named, ()), now_s)
+        else:
+            bucket, grant = settle(held[named], ask, others.get(named, ()), now_s, careful=careful)
+            levels.append(at | {"level": bucket.level, "at_s": bucket.at_s})
+        grants[named] = grant
+        if ask.wants or grant.lent > 0.0:
+            lasts_s = COUNT_LEASE_S if isinstance(ask, CountAsk) else LEASE_S
+            until = {"expires_s": now_s + lasts_s, "served_s": max(_FIRST_S, grant.served_s)}
+            lent.append(at | {"gateway": gateway, "lent": grant.lent} | until)
+    if levels:
+        await _put(database, connection, buckets, levels)
     # Its own leases are written anew; those that ran out are nobody's.
     mine = leases.c.key_id.in_(names) & (
         (leases.c.gateway == gateway) | (leases.c.expires_s <= now_s)
@@ -261,6 +313,28 @@ async def _settle(
     if lent:
         await connection.execute(leases.insert(), lent)
     return grants
+
+
+async def _counted(
+    connection: AsyncConnection, asks: Sequence[CountAsk], unix_s: float
+) -> dict[Named, float]:
+    """Return what the ledger has counted of quotas."""
+    wanted = [ask for ask in asks if ask.span]
+    if not wanted:
+        return {}
+    now, table = periods(unix_s), schema.counters
+    rows = await connection.execute(
+        sa.select(table).where(
+            table.c.key_id.in_({ask.key_id for ask in wanted}),
+            table.c.period.in_({now.named(ask.span) for ask in wanted}),
+        )
+    )
+    used = {(row.key_id, row.period): row._mapping for row in rows}
+    return {
+        (ask.key_id, ask.what): float(row[ask.what.rpartition("_")[0]])
+        for ask in wanted
+        if (row := used.get((ask.key_id, now.named(ask.span)))) is not None
+    }
 
 
 async def _put(

@@ -7,6 +7,7 @@ socket (mode 0600) needs none, and no web page and no proxy that was not told to
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,7 +73,9 @@ class AdminListeners:
         socket_setting, metrics = settings.admin_socket, settings.metrics
         if socket_setting != "":
             listener = self._add(self._pages.answer_admin, settings)
-            path = own_socket("gateway", port) if socket_setting is None else Path(socket_setting)
+            # Of those that share a port, each is administered by itself.
+            name = f"{port}-{os.getpid()}" if settings.share_port else port
+            path = own_socket("gateway", name) if socket_setting is None else Path(socket_setting)
             await listener.listen_on_socket(
                 path,
                 backlog=_BACKLOG,

@@ -42,10 +42,13 @@ import math
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.core.open_files import allow_files
 from atoll.core.patience import Patience
+from atoll.runtime.accounts.grants import NoLeaseError, no_bound_error
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.admin import AdminListeners
 from atoll.runtime.gateway.budgets import BudgetWatch
@@ -69,6 +72,7 @@ from atoll.runtime.gateway.gateway_pages import Pages, is_private
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.history_recorder import HistoryRecorder
 from atoll.runtime.gateway.kept_streams import ASKED, LAST, KeptStreams, NumberedClient
+from atoll.runtime.gateway.lease_wait import LeaseWait
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
 from atoll.runtime.gateway.poison import DeathBook
 from atoll.runtime.gateway.prefill_leg import list_private
@@ -76,7 +80,7 @@ from atoll.runtime.gateway.queue import RequestQueue
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.request_kind import kind_of
 from atoll.runtime.gateway.request_log import RequestLog
-from atoll.runtime.gateway.requirements import SPECIAL
+from atoll.runtime.gateway.requirements import SPECIAL, max_tokens_of
 from atoll.runtime.gateway.series import Series
 from atoll.runtime.gateway.served_choices import AssignedTurn
 from atoll.runtime.gateway.service_proxy import ServiceProxy
@@ -115,6 +119,8 @@ _TICK_S = 0.1
 """Between two looks for what is overdue: so much later than its deadline anything may end."""
 _TRIM_S = 5.0
 """So often what large requests left is given back."""
+_SPARE_FILES = 256
+"""Files beside the connections of clients and one to a backend for every request."""
 _BACKLOG = 2048
 """Connections that may wait to be accepted."""
 KEPT = frozenset({ASKED, LAST})
@@ -237,10 +243,19 @@ class Gateway(Application):
             self._streams.prepare()
         self.pool.listeners += (self._follow_pool, self.history.follow)
         return_large_memory()
+        limits = self.settings.limits
+        wanted = limits.connections + limits.requests + _SPARE_FILES
+        if (allowed := allow_files(wanted)) < wanted:
+            self.log.event("gateway.few_files", wanted=wanted, allowed=allowed, hint="ulimit -n")
         # Before anything arrives: it sets the date that answers carry, and from here on it keeps itself
         # going.
         self._tick()
-        host, port = await self.listen(self.settings.host, self.settings.port, backlog=_BACKLOG)
+        host, port = await self.listen(
+            self.settings.host,
+            self.settings.port,
+            backlog=_BACKLOG,
+            share=self.settings.share_port,
+        )
         self.realtime.listens_at(host, port)
         try:
             await self._admin.open(self.settings, port)
@@ -350,10 +365,14 @@ class Gateway(Application):
             self._cors.mark(request)
             if self._cors.answer(connection, request):
                 return
+        self._dispatch(connection, request)
+
+    def _dispatch(self, connection: Connection, request: Request, *, waited: bool = False) -> None:
+        """Hand a request to whoever answers it, by its path; `waited`: for its key's part of a limit."""
         try:
             endpoint = ENDPOINTS.get(request.path)
             if endpoint is not None and request.method == b"POST":
-                if KEPT.isdisjoint(headers):
+                if KEPT.isdisjoint(request.headers):
                     self._relay(connection, request, endpoint)
                 else:
                     with self._numbered(connection, request) as kept:
@@ -367,6 +386,12 @@ class Gateway(Application):
                 self._proxy(connection, request)
             else:
                 self._pages.answer(connection, request)
+        except NoLeaseError as error:
+            if waited or self.accounts is None:
+                self._refuse(connection, request, shape_error(error, request.path))
+            else:
+                again = partial(self._dispatch, connection, request, waited=True)
+                LeaseWait(connection, self.accounts.settled(), again)
         except Exception as error:  # noqa: BLE001 - the edge: whatever is wrong, the client is told
             self._refuse(connection, request, error)
 
@@ -436,6 +461,8 @@ class Gateway(Application):
                 owner = self.accounts.authenticate(client.show_key()).key_id
             translated = client.translate(self._responses.of(owner))
             self._relay(client, translated, dialect.endpoint, asked=dialect.path, kept=kept)
+        except NoLeaseError:
+            raise
         except Exception as error:  # noqa: BLE001 - the edge, as in `handle`
             self._refuse(client, request, error)
 
@@ -548,11 +575,13 @@ class Gateway(Application):
         kept: NumberedClient | None,
     ) -> None:
         """Find out what a request requires, and whether its key lets it in."""
-        accounts = self.accounts
+        accounts, bound = self.accounts, 0
         grant: Grant | None = None
         if accounts is not None:
             # From here on the request counts against the limits of its key.
-            grant = accounts.admit(request.headers.get(b"authorization"), parsed.model)
+            authorization = request.headers.get(b"authorization")
+            bound = self._bound(accounts, authorization, parsed, request.body)
+            grant = accounts.admit(authorization, parsed.model, bound)
         now_s = self.loop.time()
         try:
             relay.requirements = self.chooser.gather_requirements(
@@ -568,10 +597,26 @@ class Gateway(Application):
             stream = None if kept is None or not relay.stream else kept.stream
             settled_in = "" if stream is None else str(stream.folder)
             relay.slot = accounts.opened(
-                grant, request.id.decode(), parsed.model, endpoint, settled_in=settled_in
+                grant,
+                request.id.decode(),
+                parsed.model,
+                endpoint,
+                settled_in=settled_in,
+                need=bound,
             )
             if stream is not None:
                 stream.operation = accounts.operation(relay.slot)
+
+    def _bound(
+        self, accounts: Accounts, authorization: bytes | None, parsed: AnyRequest, body: bytes
+    ) -> int:
+        """Return how many tokens a request may use at most, where its key has strict limits; else 0."""
+        if not accounts.has_strict or not accounts.reserves(accounts.authenticate(authorization)):
+            return 0
+        bound = max_tokens_of(parsed, body)
+        if bound is None:
+            raise no_bound_error()
+        return bound
 
     def _proxy(self, connection: Connection, request: Request) -> None:
         """Let a request for a service that is no model in, and send it on its way."""

@@ -125,7 +125,11 @@ class HistoryRecorder:
     def _open(self) -> HistoryStore:
         if self._store is None:
             self._store = HistoryStore(
-                find_path(self._view.settings.history, self._view.settings.port)
+                find_path(
+                    self._view.settings.history,
+                    # One file for each process.
+                    0 if self._view.settings.share_port else self._view.settings.port,
+                )
             )
         return self._store
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from atoll.routing.affinity import blocks, chain
 from atoll.runtime.gateway.served_choices import AssignedTurn, Candidate, session_of
-from atoll.runtime.openai import AnyRequest, ChatRequest, CompletionRequest, Generation
+from atoll.runtime.openai import (
+    AnyRequest,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    ImageRequest,
+    SpeechRequest,
+    TranscriptionRequest,
+)
 from atoll.runtime.pool.policy import HEADERS, Policy, fallbacks
 
 if TYPE_CHECKING:
@@ -97,3 +105,23 @@ def limit_of(request: AnyRequest) -> int | None:
     if isinstance(request, Generation):
         return request.max_tokens
     return None
+
+
+def max_tokens_of(request: AnyRequest, body: bytes) -> int | None:
+    """Return the most tokens that a request may use, prompt and answer; None if it sets no bound.
+
+    A tokenizer makes no more tokens of a text than it has bytes. What is not text is counted otherwise.
+    """
+    if isinstance(request, SpeechRequest | ImageRequest | TranscriptionRequest):
+        return 0
+    if not isinstance(request, Generation):
+        return len(body)
+    generated = limit_of(request)
+    if generated is None:
+        return None
+    choices, prompts = request.n or 1, 1
+    if isinstance(request, CompletionRequest):
+        choices = max(choices, request.best_of or 1)
+        if isinstance(request.prompt, list) and not isinstance(request.prompt[0], int):
+            prompts = len(request.prompt)
+    return len(body) + generated * choices * prompts

@@ -94,6 +94,8 @@ class GatewaySettings(Frozen):
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65535)
     """0: any free port."""
+    share_port: bool = False
+    """Whether other gateways of this user may listen on the same port, each to a part of the connections."""
     attempts: int = Field(3, ge=1)
     """Backends a request is sent to, at most, without a token in between."""
     limits: GatewayLimits = GatewayLimits()
@@ -124,7 +126,8 @@ class GatewaySettings(Frozen):
     admin_token: str | None = Field(None, min_length=1, repr=False)
     """Opens /atoll/v1 and /metrics on the public port; without one they need an API key of an admin."""
     admin_socket: str | None = None
-    """Unix socket with both, for this user alone; None: gateway-PORT.sock in the runtime folder, "": none."""
+    """Unix socket with both, for this user alone; None: gateway-PORT.sock in the runtime folder, or
+    gateway-PORT-PID.sock where it shares the port; "": none."""
     metrics: str | None = None
     """HOST:PORT of this machine with /metrics alone, without a token, for Prometheus."""
     history: str | None = Field(None, max_length=4096)

@@ -20,7 +20,7 @@ from atoll.telemetry.logs import JsonLog
 
 _LOOK_S = 0.5
 _DRAIN_S = 30.0
-_FIXED = ("host", "port", "policy", "outliers", "admin_socket", "metrics")
+_FIXED = ("host", "port", "share_port", "policy", "outliers", "admin_socket", "metrics")
 """Settings that need a restart."""
 _PLACES = ("host", "port", "backends")
 TOKEN_VARIABLE = "ATOLL_ADMIN_TOKEN"  # noqa: S105 - the name of a variable

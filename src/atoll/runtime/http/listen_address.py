@@ -53,8 +53,11 @@ def cannot_listen(error: OSError, host: str, port: int, field: str = "--port") -
     )
 
 
-def check_listen(host: str, port: int, field: str = "--port") -> None:
-    """Raise InputError where nobody could listen now, before anything is started for those who would ask."""
+def check_listen(host: str, port: int, field: str = "--port", *, share: bool = False) -> None:
+    """Raise InputError where nobody could listen now, before anything is started for those who would ask.
+
+    With `share`, others may listen there who share it, too.
+    """
     try:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -63,6 +66,8 @@ def check_listen(host: str, port: int, field: str = "--port") -> None:
             with socket.socket(family, kind, protocol) as tried:
                 # As servers do: a port whose last owner has just gone is free.
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if share:
+                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 if family == socket.AF_INET6:
                     # Else this address would also take that of IPv4, which is tried by itself.
                     tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -98,8 +103,8 @@ def is_listening(path: Path) -> bool:
     return True
 
 
-def own_socket(kind: str, number: int) -> Path:
-    """Return where a process of a kind listens for its user unless told otherwise, by a number of its own.
+def own_socket(kind: str, name: int | str) -> Path:
+    """Return where a process of a kind listens for its user unless told otherwise, by a name of its own.
 
     What those that were killed left in that folder is removed.
     """
@@ -109,7 +114,7 @@ def own_socket(kind: str, number: int) -> Path:
         with contextlib.suppress(OSError):
             if path.is_socket() and not is_listening(path):
                 path.unlink()
-    return folder / f"{kind}-{number}.sock"
+    return folder / f"{kind}-{name}.sock"
 
 
 def bind_private(path: Path, *, field: str, taken: str, hint: str) -> socket.socket:

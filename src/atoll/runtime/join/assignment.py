@@ -19,9 +19,9 @@ from atoll.engines.table import find_launched
 from atoll.fabric.identity import fabric_keys
 from atoll.fabric.identity.identity import Identity, Person, RefusedError
 from atoll.runtime.join.signed_orders import (
+    OrderQuery,
     OrderReceiver,
     OrderReply,
-    Query,
     encode,
     sign_order,
 )
@@ -121,7 +121,7 @@ def take_assignments(
 ) -> OrderReceiver:
     """Take assignments for as long as what is returned is open."""
 
-    def ordered(body: bytes, person: Person, query: Query) -> None:
+    def ordered(body: bytes, person: Person, query: OrderQuery) -> None:
         assignment = read_assignment(body)
         check(assignment, models=models)
         on_order(assignment, person.name)

@@ -115,7 +115,7 @@ class OrderVerifier:
             del self._taken[nonce]
 
 
-class Query(Protocol):
+class OrderQuery(Protocol):
     """A question that came in, which is answered once, now or later."""
 
     @property
@@ -128,7 +128,7 @@ class Query(Protocol):
         ...
 
 
-OnOrder = Callable[[bytes, Person, Query], None]
+OnOrder = Callable[[bytes, Person, OrderQuery], None]
 """Called with an order that is to be obeyed, who gave it, and where to reply; AtollError if it cannot be."""
 
 
@@ -163,7 +163,7 @@ class OrderReceiver:
         self._asking.close()
         self._asking = self._fabric.queryable(self._key(new), self._asked)
 
-    def _asked(self, query: Query) -> None:
+    def _asked(self, query: OrderQuery) -> None:
         try:
             body, person = self._orders.read(query.payload, self._fabric.sid, self._clock())
             self._on_order(body, person, query)

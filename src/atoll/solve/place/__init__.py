@@ -13,6 +13,7 @@ machine_cuts          machines cut into slices; `coverage` bounds flows however 
 bottleneck            machines and links that are full
 place_baselines       simple rules to compare with
 search/               annealing over placements (compiled)
+sites/                large clusters by counts of alike machines
 bound/                upper bounds, and lanes, which often reach them
 milp/                 integer programs that prove optima of small clusters
 sustained/            the part of a flow that lasts once KV caches hold all requests in flight

@@ -112,7 +112,7 @@ def places(
     if instance.size == 0:
         return []
     seed = problem.settings.seed
-    score = _score(effort)
+    score = score_of(effort)
     bound: float | None = None
     placements: list[Placement | None]
     # Rules give one placement and prove nothing, so they have no bound.
@@ -137,7 +137,7 @@ def places(
     return placements_found
 
 
-def _score(effort: FlowEffort) -> Score:
+def score_of(effort: FlowEffort) -> Score:
     """Return what makes the flow of a placement: within the promise, what lasts, or the largest."""
     from atoll.solve.place.evaluate import max_flow
     from atoll.solve.place.latency import flow_within

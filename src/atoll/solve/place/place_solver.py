@@ -55,6 +55,7 @@ from atoll.solve.place.place_service import (
 )
 from atoll.solve.place.place_to_plan import Placed, fit_links, plan_of
 from atoll.solve.place.replicas import place_replicas
+from atoll.solve.place.sites.site_placement import is_large, place_sites
 from atoll.solve.plan_request import PlanRequest
 
 _LEAST_MEASURED = 24
@@ -65,6 +66,8 @@ _CUT_WORK = 0.25
 """Share of the usual work that goes into placements on a cluster that is cut."""
 _LASTING_WORK = 0.5
 """Share of the usual work for placements that last, of which some keep a promise."""
+_SAID = 3
+"""Instances of a large cluster whose bottlenecks are named."""
 _MAX_CUT = 64
 """Pieces of a cluster up to which even cuts are searched."""
 
@@ -132,6 +135,10 @@ def _solve_one(
     name: str, problem: Problem, catalog: Catalog, effort: FlowEffort, deadline: Deadline
 ) -> Plan:
     (service,) = problem.services
+    if name == SEARCH and is_large(problem):
+        plan = _solve_large(problem, catalog, service, effort, deadline)
+        if plan is not None:
+            return plan
     # A shortage is told before any search: no work can make up for memory that is not there.
     lacking = shortage(problem, catalog, service)
     if lacking:
@@ -162,6 +169,27 @@ def _solve_one(
     )
     said = (*plan.reasons, *reasons(plan, problem, catalog))
     return plan.model_copy(update={"reasons": said, "notes": notes})
+
+
+def _solve_large(
+    problem: Problem, catalog: Catalog, service: Service, effort: FlowEffort, deadline: Deadline
+) -> Plan | None:
+    """Return the plan of a cluster that is placed site by site; None where too many machines differ."""
+    found = place_sites(problem, catalog, service, effort, deadline)
+    if found is None:
+        return None
+    if not found.placed:
+        promise = f"keeps ttft {format_duration(service.ttft_s)} and tpot {format_duration(service.tpot_s)}"
+        why = f"no pipeline within a site {promise if effort.promise else 'carries anything'}"
+        if found.missing.layers:
+            why = f"{service.model}: {found.missing}"
+        return infeasible(problem, solver=SEARCH, reasons=(why,))
+    plan = plan_of(
+        problem, catalog, found.placed, goal=effort.goal, bound=found.bound, solver=SEARCH
+    )
+    # Instances of groups are much alike: the first ones stand for all.
+    first = plan.model_copy(update={"instances": plan.instances[:_SAID]})
+    return plan.model_copy(update={"reasons": tuple(reasons(first, problem, catalog))})
 
 
 def _merit(service: Service, answer: ServicePlacement) -> tuple[float, float, float]:

@@ -65,12 +65,14 @@ def plan_of(
     Nodes without flow are left out; pipelines that share no node are instances of their own. The plan is
     "optimal" where it is within 0.1 % of the bound.
     """
-    instances = [
-        _name_engine(instance, problem, catalog)
-        for entry in placed
-        if entry.flows.value > 0
-        for instance in instances_of(problem, catalog, entry)
-    ]
+    instances: list[Instance] = []
+    numbers: Counter[str] = Counter()
+    for entry in placed:
+        if entry.flows.value > 0:
+            # A service may stand on several parts of a cluster: its instances are numbered through.
+            own = instances_of(problem, catalog, entry, first=numbers[entry.service.name])
+            numbers[entry.service.name] += len(own)
+            instances += (_name_engine(instance, problem, catalog) for instance in own)
 
     def build(status: Status, value: float, limit: float | None) -> Plan:
         return assemble(
@@ -146,8 +148,10 @@ def _bytes_moved(
     return dict(moved)
 
 
-def instances_of(problem: Problem, catalog: Catalog, placed: Placed) -> list[Instance]:
-    """Return the pipelines of a placed service that share nothing, each as an instance."""
+def instances_of(
+    problem: Problem, catalog: Catalog, placed: Placed, *, first: int = 0
+) -> list[Instance]:
+    """Return the pipelines of a placed service that share nothing, as instances numbered from `first`."""
     through = placed.flows.enter + placed.flows.edge.sum(axis=0)
     min_flow = placed.flows.value * _TRICKLE
     used = [int(i) for i in np.flatnonzero(through > min_flow)]
@@ -155,7 +159,8 @@ def instances_of(problem: Problem, catalog: Catalog, placed: Placed) -> list[Ins
     used.sort(key=lambda i: (placed.placement.start[i], placed.placement.end[i], i))
     groups = _connected(used, placed.flows.edge > min_flow)
     return [
-        _instance(problem, catalog, placed, group, number) for number, group in enumerate(groups)
+        _instance(problem, catalog, placed, group, number)
+        for number, group in enumerate(groups, first)
     ]
 
 

@@ -31,6 +31,7 @@ from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.latency import flow_of_groups
 from atoll.solve.place.machine_cuts import Cut, SiteType, cut_for, sizes_of
 from atoll.solve.place.place_to_plan import Placed, fit_links
+from atoll.solve.place.sites.stock import sample_machines
 from atoll.solve.templates.generate import (
     Layout,
     RoleTables,
@@ -115,7 +116,7 @@ def list_shelves(problem: Problem, catalog: Catalog) -> list[TemplateShelf]:
     """Return the templates of every service at every site."""
     shelves = []
     for number, service in enumerate(problem.services):
-        whole = flow_instance(problem, catalog, service)
+        whole = flow_instance(problem, catalog, service, units=sample_machines(problem))
         for site in cluster_of(problem).regions:
             kinds = _kinds_at(problem, catalog, service, site)
             if not kinds:
@@ -413,8 +414,10 @@ def set_up(
                         ranges[unit] = (stage.start, stage.end)
                         group.append(unit)
                 groups.append(group)
+        # Only what is used: a matrix of the links of thousands of machines would take gigabytes.
+        used = tuple(unit for unit in cut if unit in ranges)
         instance = flow_instance(
-            problem, catalog, service, partial=partial, units=cut, promised=True
+            problem, catalog, service, partial=partial, units=used, promised=True
         )
         row = {unit: i for i, unit in enumerate(instance.units)}
         start, end = np.zeros(instance.size, np.int64), np.zeros(instance.size, np.int64)

@@ -40,13 +40,21 @@ from atoll.solve.rent.allocation_types import (
 from atoll.solve.rent.greedy_allocation import served_share
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution, items_of
-from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents, market_prices
-from atoll.solve.rent.rent_search import SearchOutcome, better, minimise
+from atoll.solve.rent.relaxation import (
+    Goal,
+    Prices,
+    evaluate,
+    gpu_starts,
+    machine_rents,
+    market_prices,
+)
+from atoll.solve.rent.rent_search import SearchOutcome, better, minimise, oracles_of
 from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.simple_allocation import MOST, SimpleGoal, find_simplest
 from atoll.solve.rent.simple_allocation import WORK as SIMPLE_WORK
 from atoll.solve.rent.surviving import find_max_left, minimise_surviving
+from atoll.solve.rent.template_pool import TemplatePool
 
 WORK = 450_000
 """Effort of an allocation, in simplex iterations (see `incumbent.Work`)."""
@@ -60,6 +68,15 @@ _MIN_DUAL = 1e-6
 """Prices of a limit above this say that it stands in the way of a better answer."""
 _SHORTAGE_WORK = 0.6
 """Share of the effort left for finding what can be served; the rest is for serving it cheaply."""
+_MANY_ITEMS = 50_000_000
+"""Templates in regions, of all services, up to which all of them are searched."""
+_LAST, _MAX_LAST = 3.0, 0.25
+"""Time that is kept for proving a bound over all templates: a multiple of what choosing them took, and
+the share of a deadline that it may be."""
+_LATE = 0.4
+"""Share of that time after which nothing more is proven."""
+_NEAR = 0.02
+"""Share by which templates may be dearer than what they are compared with, and be searched."""
 _LEFT_WORK = 0.1
 """Share of the effort left for finding the most that losses can leave, and again for what that costs."""
 
@@ -130,6 +147,20 @@ class _Allocator:
     def __post_init__(self) -> None:
         _check(self.services, self.supply, self.limits, self.init_penalty)
         self._parts: list[Work] = []
+        self._pool: TemplatePool | None = None
+        self._last_s = 0.0
+        number = sum(len(role.throughput) for service in self.services for role in service.roles)
+        if number * len(self.supply.regions) > _MANY_ITEMS:
+            before = self.deadline.spent
+            self._pool = TemplatePool(self.services, self.supply)
+            bare = rent_model((), self.supply, self.limits, (), self.init_penalty, {})
+            self._pool.grow(market_prices(bare).row, _NEAR)
+            self.services = self._pool.services()
+            # The last steps look at all templates once more, and are not interrupted.
+            self._last_s = min(
+                _MAX_LAST * self.deadline.seconds, _LAST * (self.deadline.spent - before)
+            )
+            self.deadline = Deadline(self.deadline.seconds - self._last_s, self.deadline.began)
         # Services without demand need nothing, and those that nothing can carry are named, not searched for.
         demanded = [m for m, s in enumerate(self.services) if is_asked(s)]
         model = self._model(demanded, np.ones(len(self.services)))
@@ -257,7 +288,16 @@ class _Allocator:
             cheap = cheapest_supply(model, items, self.seed)
             if cheap is not None:
                 standing.offer(cheap, sum(costs(model, cheap)))
-        outcome = minimise(model, standing, self.seed)
+        relaxed = served.relaxation
+        if relaxed is not None:
+            # Serving a little less than what was found: what that costs at least is a bound.
+            standing.prove(relaxed.root.value)
+            demand = np.array([legs.least for legs in relaxed.root.legs])
+            outcome = SearchOutcome(
+                relaxed.root.prices, demand, relaxed.master.number, 0, None, relaxed
+            )
+        else:
+            outcome = minimise(model, standing, self.seed)
         return self._answer(active, model, standing, outcome, short)
 
     def _go_on(
@@ -292,7 +332,13 @@ class _Allocator:
             start=start,
         )
         self.work.charge(part.spent)
-        return served
+        if self._pool is None:
+            return served
+        if served.proof is None or priority:
+            return replace(served, fraction_bound=1.0)
+        every = np.ones(len(self.services))
+        bound = 1.0 - self._prove(self.active, every, "common", served.proof, 0.0)
+        return replace(served, fraction_bound=max(served.achieved, min(1.0, bound)))
 
     def _nothing(self, served: ServedDemand) -> Allocation:
         none = Solution(np.zeros(len(self.supply.usd), np.int64), {}, ())
@@ -312,16 +358,46 @@ class _Allocator:
         if standing.solution is None:
             raise InternalError("nothing was found that could be answered")
         solution = standing.solution
+        bound = standing.bound
+        if self._pool is not None:
+            found = outcome.relaxation
+            best = outcome.prices if found is None else found.root.prices
+            asked = np.ones(len(self.services))
+            if served is not None:
+                asked[self.active] = served.fraction * (1.0 - _SHARE_TOLERANCE)
+            bound = min(bound, self._prove(active, asked, "cost", best, outcome.market_bound))
         # What must survive stands on the machines that it was given.
         if self.limits.losses is None:
             solution = cheapest_supply(model, solution.items, self.seed) or solution
         # What is proven of the objective with the keeping penalty holds but for that penalty.
         hair = KEEP if any(some.running for some in model.items) else 0.0
-        bound = standing.bound / (1.0 + hair)
+        bound /= 1.0 + hair
         return self._assemble(
             "partial" if served is not None else "feasible",
             active, model, solution, bound, served, outcome,
         )  # fmt: skip
+
+    def _prove(
+        self, active: list[int], fraction: Floats, goal: Goal, prices: Prices, known: float
+    ) -> float:
+        """Return the bound at some prices over all templates, also those that were not searched.
+
+        `known` is what is known of it, for the case that there is no time left.
+        """
+        if self._pool is None or self.deadline.left < -_LATE * self._last_s:
+            return known
+        self._pool.grow(prices.row)
+        asked = {m: float(fraction[m]) for m in active}
+        whole = rent_model(
+            self._pool.services(),
+            self.supply,
+            self.limits,
+            self.running,
+            self.init_penalty if goal == "cost" else 0.0,
+            asked,
+        )
+        value = evaluate(whole, oracles_of(whole), goal, prices, np.zeros(len(active))).value
+        return max(known, value)
 
     def _assemble(
         self,

@@ -24,12 +24,16 @@ PREFILL, DECODE, BOTH = 0, 1, 2
 
 @dataclass(frozen=True)
 class RoleTemplates:
-    """Templates of one role: `counts[i, c]` nodes, `throughput[i]`; `demand` serves all of its service."""
+    """Templates of one role: `counts[i, c]` nodes, `throughput[i]`; `demand` serves all of its service.
+
+    Those that may be used are all, or `among` if that is given.
+    """
 
     phase: int
     counts: NDArray[np.int8]
     throughput: NDArray[np.float64]
     demand: float
+    among: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)

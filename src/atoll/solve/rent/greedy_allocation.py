@@ -15,7 +15,6 @@ from atoll.solve.rent.allocation_types import BOTH, DECODE, PREFILL
 from atoll.solve.rent.items import RentModel, ServiceItems
 from atoll.solve.rent.relaxation import market_prices
 from atoll.solve.rent.service_oracle import ServiceOracle
-from atoll.solve.rent.step_functions import GRID
 
 _MAX_ROUNDS = 12
 """Rounds in which one service may take some more of what is left."""
@@ -96,8 +95,9 @@ def _fill_one(
         if rest <= _SHARE_TOLERANCE:
             return True
         legs = oracle.legs(room.prices(row), lower=False)
-        picked = oracle.pick(legs, min(GRID, int(np.ceil(rest * GRID))))
-        if picked is None or legs.total.at(min(GRID, int(np.ceil(rest * GRID)))) >= _NOT_LEFT:
+        level = min(oracle.grid, int(np.ceil(rest * oracle.grid)))
+        picked = oracle.pick(legs, level)
+        if picked is None or legs.total.at(level) >= _NOT_LEFT:
             return False
         took = False
         for item in sorted(picked, key=lambda i: (-items.share[i], i)):

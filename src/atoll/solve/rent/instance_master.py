@@ -30,7 +30,6 @@ from atoll.solve.rent.incumbent import MipLimits, Work
 from atoll.solve.rent.items import MANY, RentModel, Solution
 from atoll.solve.rent.rental_program import RentalProgram
 from atoll.solve.rent.service_oracle import ServiceOracle
-from atoll.solve.rent.step_functions import GRID
 
 InstanceGoal = Literal["cost", "common", "weighted", "stand"]
 
@@ -252,12 +251,12 @@ class InstanceMaster(RentalProgram):
                 zeros = np.zeros(len(every), np.int32)
                 # Running items may cost less than nothing; a cut needs costs of 0 or more.
                 paid = np.maximum(cost[every], 0.0)
-                best = cheapest_by_weight(paid, oracle.steps_up(every), zeros, 1, GRID + 1)
+                best = cheapest_by_weight(paid, oracle.steps_up(every), zeros, 1, oracle.grid + 1)
                 function, _, _ = closure(best[0])
                 # Weights are rounded up, which makes items look cheaper: the best price for
                 # throughput holds anyway.
                 rate = float((paid / items.share[every]).min())
-                function = np.maximum(function, rate * np.arange(GRID + 1) / GRID)
+                function = np.maximum(function, rate * np.arange(oracle.grid + 1) / oracle.grid)
                 if not np.isfinite(function[-1]) or function[-1] <= 0.0:
                     continue
                 # All of it is 1, so that coefficients stay near 1.

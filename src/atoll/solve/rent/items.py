@@ -239,7 +239,7 @@ def _price_items(
 
 
 @entry("(int32[:, ::1], int32[:, ::1], int64[:, ::1], boolean[:, ::1])")
-def _find_possible(kind: Small, number: Small, max_nodes: Ints, possible: Bools) -> int:
+def find_possible(kind: Small, number: Small, max_nodes: Ints, possible: Bools) -> int:
     """Write for each (region, template) whether its nodes can all be had; return how many can."""
     templates, width = kind.shape
     found = 0
@@ -333,25 +333,29 @@ class _PossibleItems:
     """Templates of a role that carry anything, and in which regions their nodes can all be had."""
 
     def __init__(self, role: RoleTemplates, max_nodes: Ints, fraction: float) -> None:
-        useful, kind, number = _list_useful(role)
+        useful, kind, number = list_useful(role)
         share = np.minimum(1.0, role.throughput[useful] / (role.demand * fraction))
         upper = np.full(len(useful), MANY, np.int32)
         self.patterns = ItemPatterns(kind, number, share, useful, upper)
         self.possible = np.empty((len(max_nodes), len(useful)), np.bool_)
-        self.items = _find_possible(kind, number, max_nodes, self.possible)
+        self.items = find_possible(kind, number, max_nodes, self.possible)
 
 
-_LISTED: OrderedDict[tuple[int, int], tuple[RoleTemplates, Small, Small, Small]] = OrderedDict()
-_MAX_LISTED = 32
+_LISTED: OrderedDict[tuple[int, int, int], tuple[RoleTemplates, Small, Small, Small]] = (
+    OrderedDict()
+)
+_MAX_LISTED = 64
 
 
-def _list_useful(role: RoleTemplates) -> tuple[Small, Small, Small]:
+def list_useful(role: RoleTemplates) -> tuple[Small, Small, Small]:
     """Templates that carry anything, and their kinds; roles that share their templates are listed once."""
-    key = (id(role.counts), id(role.throughput))
+    key = (id(role.counts), id(role.throughput), id(role.among))
     known = _LISTED.get(key)
     # The role is kept beside the answer, so ids of its arrays cannot have passed to others.
     if known is None:
-        useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
+        useful = role.among
+        if useful is None:
+            useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
         known = (role, useful, *_list_kinds(role.counts[useful]))
         _LISTED[key] = known
         while len(_LISTED) > _MAX_LISTED:

@@ -11,6 +11,7 @@ A mix is found by a service's oracle at the duals, so the relaxation reaches the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ from atoll.solve.rent.relaxation import (
     Goal,
     Prices,
     evaluate,
+    lift,
     market_prices,
 )
 from atoll.solve.rent.rental_program import RentalProgram, cheapest_supply, costs
@@ -101,6 +103,7 @@ class MixMaster(RentalProgram):
         self._first = self.lp.columns
         self._columns: list[tuple[int, Mix]] = []
         self._known: set[tuple[int, Mix]] = set()
+        self._bounded: list[int] = []
 
     @property
     def number(self) -> int:
@@ -132,6 +135,29 @@ class MixMaster(RentalProgram):
         self.lp.add_columns(np.zeros(1), np.zeros(1), np.ones(1), entries)
         self._columns.append((service, mix))
         return True
+
+    def fix(self, place: int) -> None:
+        """Take a mix whole, until `free_all`."""
+        self._bound(self._first + place, 1.0, 1.0)
+
+    def give_up(self, service: int) -> None:
+        """Leave a service out, until `free_all`; there is one share for each."""
+        self._bound(int(self._unserved[service]), 1.0, 1.0)
+
+    def free_all(self) -> None:
+        """Let everything be as it was."""
+        for column in self._bounded:
+            self._bound(column, 0.0, 1.0)
+        self._bounded = []
+
+    def _bound(self, column: int, low: float, high: float) -> None:
+        self.lp.set_bounds(np.array([column]), np.array([low]), np.array([high]))
+        if low:
+            self._bounded.append(column)
+
+    def place(self, service: int, mix: Mix) -> int:
+        """Return the number of a mix that is in."""
+        return self._columns.index((service, mix))
 
     def set_unserved(self, unserved: Floats) -> None:
         """Change the price of leaving services unserved."""
@@ -170,6 +196,8 @@ class Decomposition:
     """Finds the best prices by column generation over mixes, and with them a bound and good mixes."""
 
     pace = Pace(rounds=60, stay=0.65, near=0.2, patience=20, spend=0.75, dearer=4.0)
+    rough = replace(pace, near=1.0, patience=5, step=0.1)
+    """The pace where services are very many: each round takes seconds."""
 
     def __init__(
         self,
@@ -188,7 +216,8 @@ class Decomposition:
         self._seed = seed
         self._root: Evaluation | None = None
         self._round_work = sum(
-            _TABLE_WORK * 3 * oracle.zones + _ITEM_WORK * len(oracle.items) for oracle in oracles
+            _TABLE_WORK * 3 * oracle.zones * oracle.grid / GRID + _ITEM_WORK * len(oracle.items)
+            for oracle in oracles
         )
 
     @property
@@ -207,22 +236,29 @@ class Decomposition:
         self.standing.prove(found.value)
         return found
 
-    def gather(self, prices: Prices, duals: Floats) -> bool:
-        """Add the best mix of each service at these prices; return whether any is new."""
-        self.standing.work.charge(self._round_work)
+    def include(self, service: int, items: dict[int, int]) -> int:
+        """Add a mix that serves all of a service; return its place among all."""
+        mix = Mix(tuple(sorted(items.items())), 1.0)
+        self.master.add(service, mix)
+        return self.master.place(service, mix)
+
+    def gather(self, prices: Prices, duals: Floats, services: Sequence[int] | None = None) -> bool:
+        """Add the best mixes of each service, or of some, at these prices; return whether any is new."""
+        some = range(len(self.oracles)) if services is None else services
+        self.standing.work.charge(self._round_work * len(some) / max(1, len(self.oracles)))
         row = prices.row
         added = False
-        for service, oracle in enumerate(self.oracles):
+        for service in some:
+            oracle = self.oracles[service]
             legs = oracle.legs(row, lower=False)
-            level = GRID
+            level = oracle.grid
             # For the least cost all is served, else as much as pays most at these duals.
             if self.goal != "cost":
                 level = best_level(legs, float(duals[service]))
             if level == 0:
                 continue
-            items = oracle.pick(legs, level)
-            if items:
-                mix = Mix(tuple(sorted(items.items())), level / GRID)
+            for items in oracle.pick_several(legs, level):
+                mix = Mix(tuple(sorted(items.items())), level / oracle.grid)
                 added |= self.master.add(service, mix)
         return added
 
@@ -248,7 +284,8 @@ class Decomposition:
             result = self.master.relax(self.standing.deadline.limit())
             if result.status != "optimal":
                 return
-            there, duals = self.master.prices(result), self.master.demand_duals(result)
+            there = lift(self.model, self.master.prices(result))
+            duals = self.master.demand_duals(result)
             self.relaxed = there, duals
             above = result.objective - self.root.value
             spare = self.standing.target.spare(result.objective)
@@ -364,7 +401,7 @@ def links_hold(model: RentModel, chosen: tuple[dict[int, int], ...]) -> bool:
 
 def best_level(legs: Legs, worth: float) -> int:
     """Return the level at which serving gains most, all of the demand being worth so much."""
-    gain = worth * legs.total.level / GRID - legs.total.value
+    gain = worth * legs.total.level / legs.grid - legs.total.value
     return int(legs.total.level[int(np.argmax(gain))])
 
 

@@ -14,7 +14,7 @@ items whose slack reaches beyond the incumbent need not be looked at.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -22,11 +22,8 @@ import numpy as np
 from atoll.solve.array_types import Floats
 from atoll.solve.rent.items import RentModel
 from atoll.solve.rent.service_oracle import Legs, ServiceOracle
-from atoll.solve.rent.step_functions import GRID
 
 Goal = Literal["cost", "common", "weighted"]
-
-_STEPS = np.arange(GRID + 1) / GRID
 
 
 @dataclass(frozen=True)
@@ -107,6 +104,27 @@ def offers_part(model: RentModel, prices: Prices) -> float:
     return total
 
 
+def lift(model: RentModel, prices: Prices) -> Prices:
+    """Return prices of rows no lower than anybody sells at: the bound is no lower there.
+
+    Duals of what nobody uses may be anything down to nothing, and each cell that looks free is a round lost.
+    """
+    supply = model.supply
+    row = prices.row.copy()
+    rents, starts = machine_rents(model, prices), gpu_starts(model, prices)
+    held = row[model.cells :]
+    np.maximum(held, rents / supply.gpus, out=held)
+    least = np.full(model.cells, np.inf)
+    for k, sizes in enumerate(supply.sizes):
+        if supply.available[k] > 0:
+            for gpus, kind in sizes:
+                at = model.cell(k, kind)
+                least[at] = min(least[at], gpus * (starts[k] + held[k]))
+    some = np.flatnonzero(np.isfinite(least))
+    row[some] = np.maximum(row[some], least[some])
+    return replace(prices, row=row)
+
+
 def price_of_all(model: RentModel) -> float:
     """Return what no allocation costs more than: all machines there are, all of them started anew."""
     supply = model.supply
@@ -131,10 +149,12 @@ def evaluate(
     if goal == "cost":
         value += sum(leg.least for leg in legs)
     elif goal == "common":
-        value += float((1.0 - _STEPS + sum((leg.total.dense() for leg in legs), 0.0)).min())
+        grid = oracles[0].grid
+        left = 1.0 - np.arange(grid + 1) / grid
+        value += float((left + sum((leg.total.dense(grid) for leg in legs), 0.0)).min())
     else:
         for weight, leg in zip(weights, legs, strict=True):
-            value += float((weight * (1.0 - leg.total.level / GRID) + leg.total.value).min())
+            value += float((weight * (1.0 - leg.total.level / leg.grid) + leg.total.value).min())
     return Evaluation(goal, prices, value, legs)
 
 

@@ -29,8 +29,14 @@ from atoll.solve.rent.relaxation import (
     slacks,
 )
 from atoll.solve.rent.rental_program import cheapest_supply, costs
+from atoll.solve.rent.rounding import Dive
 from atoll.solve.rent.service_oracle import ServiceOracle
+from atoll.solve.rent.step_functions import GRID
 
+_MANY_TABLES = 1000
+"""Services in regions up to which demand is counted in the finest steps."""
+_COARSE_GRID = GRID // 8
+"""Steps of a demand where there are more."""
 SMALL = 1500
 """Items up to which a problem is solved whole at once."""
 _STAGES = (400, 1500, 5000, 20000)
@@ -68,7 +74,8 @@ class SearchOutcome:
     """How the search ended: duals of the relaxation, and how many items could still matter.
 
     `partial` is what serves most of every service, where nothing was found that serves all; `relaxation`
-    what was found of prices, to go on from where something is found after all (`better`).
+    what was found of prices, to go on from where something is found after all (`better`). `market_bound` is
+    the bound at market prices.
     """
 
     prices: Prices
@@ -77,12 +84,19 @@ class SearchOutcome:
     survivors: int
     partial: Solution | None = None
     relaxation: Decomposition | None = None
+    market_bound: float = 0.0
 
 
-def oracles_of(model: RentModel) -> list[ServiceOracle]:
-    """Return an oracle for each service."""
+def is_large(model: RentModel) -> bool:
+    """Return whether there are so many services in regions that programs over instances take too long."""
+    return len(model.services) * model.regions > _MANY_TABLES
+
+
+def oracles_of(model: RentModel, grid: int | None = None) -> list[ServiceOracle]:
+    """Return an oracle for each service, by so many steps of its demand."""
+    grid = grid or (_COARSE_GRID if is_large(model) else GRID)
     return [
-        ServiceOracle(service, items, model.regions)
+        ServiceOracle(service, items, model.regions, grid)
         for service, items in zip(model.services, model.items, strict=True)
     ]
 
@@ -91,7 +105,7 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     """Search for the cheapest allocation from where `standing` is, and report to it."""
     # No plan costs more than everything on offer; the margin is for rounding.
     standing.ceiling = price_of_all(model) * (1.0 + _SHARE_TOLERANCE) + _SHARE_TOLERANCE
-    if standing.solution is None:
+    if standing.solution is None and not is_large(model):
         _take_quickly(model, standing)
     oracles = oracles_of(model)
     mixes = Decomposition(model, oracles, "cost", np.zeros(len(oracles)), standing, seed)
@@ -100,35 +114,63 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     # Not even the bound is finite: nothing serves everything.
     if standing.bound == np.inf:
         return SearchOutcome(first.prices, np.where(np.isfinite(demand), demand, 0.0), 0, 0)
+    # Where there is much to look at, not before it is known that there may be something.
+    if standing.solution is None and is_large(model):
+        _take_quickly(model, standing)
     # What is picked at prices does not heed spread.
     if model.limits.spread == 1:
         _take_cheapest(model, oracles, standing, seed)
-        if not standing.done and standing.solution is None:
+        if not standing.done and standing.solution is None and not is_large(model):
             chosen = fill(model, oracles)
             if chosen is not None:
                 offer_items(model, chosen, standing, seed)
     total = sum(len(items) for items in model.items)
-    relaxed, partial = None, None
+    partial: Solution | None = None
+    relaxed = None
     if not standing.done and total <= SMALL:
         relaxed = _solve_whole(model, standing, seed)
     if not standing.done:
         mixes.unserved = _UNSERVED_PRICE * np.maximum(1.0, demand)
         mixes.master.set_unserved(mixes.unserved)
-        mixes.converge()
-        mixes.choose(50)
-        if not standing.done:
-            mixes = tighten(mixes, seed)
-            mixes.choose(_MAX_NODES)
-            mixes.vary(_MAX_NODES)
-        if not standing.done:
-            partial = repair(model, mixes, _list_near(mixes), standing, seed)
-            # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
-            if standing.solution is not None:
-                better(model, mixes, standing, seed)
+        mixes, partial = _search_mixes(model, mixes, standing, seed)
     # The duals of the best relaxation that there was.
     prices, duals = relaxed or mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
-    return SearchOutcome(prices, duals, mixes.master.number, survivors, partial, mixes)
+    return SearchOutcome(prices, duals, mixes.master.number, survivors, partial, mixes, first.value)
+
+
+def _search_mixes(
+    model: RentModel, mixes: Decomposition, standing: Incumbent, seed: int
+) -> tuple[Decomposition, Solution | None]:
+    """Search from the best prices there are; also returns what serves most where nothing serves all."""
+    large = is_large(model)
+    mixes.pace = mixes.rough if large else mixes.pace
+    mixes.converge()
+    mixes.choose(50)
+    if large:
+        dive(model, mixes, standing)
+        return mixes, None
+    if not standing.done:
+        mixes = tighten(mixes, seed)
+        mixes.choose(_MAX_NODES)
+        mixes.vary(_MAX_NODES)
+    if standing.done:
+        return mixes, None
+    partial = repair(model, mixes, _list_near(mixes), standing, seed)
+    # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
+    if standing.solution is not None:
+        better(model, mixes, standing, seed)
+    return mixes, partial
+
+
+def dive(model: RentModel, mixes: Decomposition, standing: Incumbent) -> None:
+    """Offer whole mixes of all services found by fixing those that the relaxation takes most, in turn."""
+    # Mixes are not made to stand in several regions.
+    if standing.done or model.limits.spread > 1:
+        return
+    found = Dive(mixes, FastSearch(model)).run()
+    if found is not None:
+        standing.offer(found.solution, sum(costs(model, found.solution)))
 
 
 def better(model: RentModel, mixes: Decomposition, standing: Incumbent, seed: int) -> None:
@@ -147,7 +189,11 @@ def _list_near(mixes: Decomposition) -> list[Ints]:
 
 def _take_quickly(model: RentModel, standing: Incumbent) -> None:
     """Offer what a heuristic finds in a moment, so that a deadline that comes early finds something."""
-    found = FastSearch(model).fit(np.ones(len(model.items)), rounds=_FIRST_ROUNDS, move=False)
+    # Few services have something in a moment, whatever the time.
+    until = standing.deadline.is_over if is_large(model) else lambda: False
+    found = FastSearch(model, until).fit(
+        np.ones(len(model.items)), rounds=_FIRST_ROUNDS, move=False
+    )
     if found is not None:
         standing.offer(found.solution, found.cost)
 

@@ -11,7 +11,7 @@ unserved to be minimised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -19,26 +19,41 @@ import numpy as np
 
 from atoll.solve.array_types import Floats, Ints
 from atoll.solve.deadline import Deadline
+from atoll.solve.rent.fast.fast_search import FastSearch
 from atoll.solve.rent.greedy_allocation import fill, served_share
 from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
 from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
-from atoll.solve.rent.rent_search import SMALL, free_items, lowest_each, oracles_of
+from atoll.solve.rent.rent_search import SMALL, free_items, is_large, lowest_each, oracles_of
 from atoll.solve.rent.rental_program import cheapest_supply
+from atoll.solve.rent.rounding import Dive
+from atoll.solve.rent.service_oracle import ServiceOracle
 
 Rebuild = Callable[[list[int], float], RentModel]
 """The model of some of the services with this fraction of their demand asked for."""
 
 EXACT = 1e-4
 """Fractions are proven to this."""
+_ROUGH = 5e-3
+"""Fractions of very many services are proven to this."""
 _MIN_FRACTION = 1e-6
 """A fraction of the demand so small that any instance serves it."""
 _STAGES = (300, 1500)
 """Items of each service to solve over, one after the other."""
 _AIM = 0.97
 """Share of what may be possible at which items are priced: at all of it few things are left to choose."""
+_SMALLEST, _FEW_SMALL = 40, 3
+"""Items of each phase and region among which services look for a place, and where services are very many."""
+_AIMS = 4
+"""Shares that are tried one after the other where services are very many."""
+_AIM_STEP = 0.03
+"""How much less is tried where nothing was found, as a share of what may be possible."""
+_AIM_WORK = 0.3
+"""Share of the work left that may go into pricing one of them."""
+_STAND_ROUNDS = 2
+"""Rounds of the heuristic that looks for a place for each of very many services."""
 _RAISE_WORK = 0.6
 """Share of the work left that may go into raising the share of who is served worst."""
 _RAISE_ITERATIONS = 3000
@@ -56,7 +71,8 @@ class ServedDemand:
     """The most that can be served: a solution, the fraction of each service's demand to serve, and proof.
 
     `achieved` is the common fraction or the weighted mean, `fraction_bound` what is proven of the largest;
-    `prices` are duals that say what stands in the way.
+    `prices` are duals that say what stands in the way; `proof` are those of the bound, and `relaxation` is
+    one of serving this at the least cost, where there is one already.
     """
 
     solution: Solution | None
@@ -64,6 +80,8 @@ class ServedDemand:
     achieved: float
     fraction_bound: float
     prices: Prices
+    proof: Prices | None = None
+    relaxation: Decomposition | None = None
 
 
 def serve_most(
@@ -90,14 +108,16 @@ def serve_most(
     some, least = _stand_together(rebuild(every, _MIN_FRACTION), weights, deadline, work, seed)
     if not some:
         return _serve_nobody(model)
+    # Each step of the search takes seconds there.
+    if is_large(model) and deadline.is_over():
+        return _of_start(model, least, some, _serve_nobody(model))
     if len(some) == len(every):
-        some_served = _search(model, rebuild, "common", weights, deadline, work, seed, start)
+        some_served = _search_common(model, rebuild, weights, deadline, work, seed, start)
     else:
-        some_served = _search(
+        some_served = _search_common(
             rebuild(some, 1.0),
             # Numbered anew among `some`: back to the numbers of all.
             lambda inner, f: rebuild([some[i] for i in inner], f),
-            "common",
             weights[some],
             deadline,
             work,
@@ -151,6 +171,10 @@ def _stand_together(
         np.zeros(len(model.supply.usd), np.int64), {}, tuple({} for _ in range(number))
     )
     let_in = [np.arange(len(items)) for items in model.items]
+    if is_large(model):
+        found = FastSearch(model).fit(np.ones(number), rounds=_STAND_ROUNDS, move=False)
+        if found is not None:
+            return list(range(number)), found.solution
     if sum(len(items) for items in model.items) > SMALL:
         let_in = [_spread_out(model, m) for m in range(number)]
     master = InstanceMaster(model, "stand", price, let_in, work, seed)
@@ -163,14 +187,29 @@ def _stand_together(
 
 def _spread_out(model: RentModel, service: int) -> Ints:
     """Some small items of each phase and region: those that take the least."""
+    each = _FEW_SMALL if is_large(model) else _SMALLEST
     items = model.items[service]
     taken = items.taken()
     chosen = []
     for phase in np.unique(items.phase):
         for region in np.unique(items.region):
             here = np.flatnonzero((items.phase == phase) & (items.region == region))
-            chosen.append(here[np.argsort(taken[here], kind="stable")[:40]])
+            chosen.append(here[np.argsort(taken[here], kind="stable")[:each]])
     return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
+
+
+def _search_common(
+    model: RentModel,
+    rebuild: Rebuild,
+    weights: Floats,
+    deadline: Deadline,
+    work: Work,
+    seed: int,
+    start: Solution | None = None,
+) -> ServedDemand:
+    if is_large(model) and model.limits.spread == 1:
+        return _search_large(model, rebuild, deadline, work, seed)
+    return _search(model, rebuild, "common", weights, deadline, work, seed, start)
 
 
 def _search(
@@ -238,6 +277,91 @@ def _search(
     return ServedDemand(standing.solution, best, achieved, fraction_bound, prices)
 
 
+def _search_large(
+    model: RentModel, rebuild: Rebuild, deadline: Deadline, work: Work, seed: int
+) -> ServedDemand:
+    """Return the largest common share of very many services, by diving from relaxations of less.
+
+    What serving the share that is found costs at least is a relaxation that there is already, then.
+    """
+    # Only what is served counts here: starting costs nothing.
+    model = replace(model, start=np.zeros(len(model.start)))
+    every = list(range(len(model.services)))
+    standing = Incumbent(Target(0.0, _ROUGH), deadline, work)
+    oracles = oracles_of(model)
+    bound = Decomposition(model, oracles, "common", np.zeros(len(every)), standing, seed)
+    bound.pace = bound.rough
+    bound.converge(_start_prices(model, oracles))
+    prices = bound.relaxed[0] if bound.relaxed else bound.root.prices
+    most = min(1.0, 1.0 - standing.bound)
+    low, high, aim, achieved = 0.0, 1.0, _AIM, 0.0
+    found: Solution | None = None
+    best: Decomposition | None = None
+    mixes: Decomposition | None = None
+    for _ in range(_AIMS):
+        if deadline.is_over() or high - low <= _AIM_STEP / 2.0:
+            break
+        smaller = rebuild(every, max(_MIN_FRACTION, aim * most))
+        # Work of its own, so that pricing cannot spend what the others need.
+        own = Work(work.part(_AIM_WORK))
+        mixes = price_mixes(smaller, Incumbent(Target(_ROUGH), deadline, own), seed, mixes)
+        fitted = Dive(mixes, FastSearch(smaller)).run()
+        work.charge(own.spent)
+        if fitted is None:
+            high, aim = aim, max((low + aim) / 2.0, aim - _AIM_STEP)
+        else:
+            found, best = fitted.solution, mixes
+            achieved = float(_shares(model, found).min())
+            low, aim = aim, (aim + high) / 2.0
+    share = np.full(len(every), achieved)
+    most = max(achieved, most)
+    return ServedDemand(found, share, achieved, most, prices, bound.root.prices, best)
+
+
+def _start_prices(model: RentModel, oracles: Sequence[ServiceOracle]) -> Prices:
+    """Return market prices, scaled to where they prove most: nobody serves more than all on offer is worth.
+
+    At t times market prices it is the least over d of 1 - d + t (what serving d costs - what there is).
+    """
+    market = market_prices(model)
+    worth = float(model.supply.usd @ model.supply.available)
+    cost = np.full(oracles[0].grid + 1, -worth)
+    for oracle in oracles:
+        cost += oracle.legs(market.row).total.dense(oracle.grid)
+    left = 1.0 - np.arange(len(cost)) / (len(cost) - 1)
+    scales = [2.0**power / worth for power in np.arange(-8.0, 8.0, 0.25)]
+    best = max(scales, key=lambda scale: float((left + scale * cost).min()))
+    return Prices(best * market.row, rent=0.0)
+
+
+def price_mixes(
+    model: RentModel, standing: Incumbent, seed: int, known: Decomposition | None = None
+) -> Decomposition:
+    """Return the relaxation over mixes at the least cost, leaving a service out being dear.
+
+    `known` is one of the same services asked for another share: its prices and mixes are a start.
+    """
+    mixes = Decomposition(
+        model, oracles_of(model), "cost", np.zeros(len(model.services)), standing, seed
+    )
+    first = mixes.rate(market_prices(model))
+    mixes.unserved = _UNSERVED_PRICE * np.maximum(
+        1.0, [min(legs.least, _MAX_COST) for legs in first.legs]
+    )
+    mixes.master.set_unserved(mixes.unserved)
+    if is_large(model):
+        mixes.pace = mixes.rough
+    if known is None:
+        mixes.converge()
+        return mixes
+    for service, mix in known.master.mixes:
+        items = dict(mix.items)
+        if served_share(model.items[service], items, model.regions) >= 1.0:
+            mixes.include(service, items)
+    mixes.converge(known.root.prices)
+    return mixes
+
+
 def _raise_lowest(
     model: RentModel,
     near: list[Ints],
@@ -300,17 +424,9 @@ def _choices(
     """Ever more items, by how little they raise the cost of serving about what may be possible."""
     every = list(range(len(model.services)))
     smaller = rebuild(every, max(1e-6, _AIM * min(1.0, fraction_bound)))
-    oracles = oracles_of(smaller)
     # Work of its own, so that pricing cannot spend what the solves need.
     work = Work(standing.work.part(0.3))
-    priced = Incumbent(Target(1e-3), standing.deadline, work)
-    mixes = Decomposition(smaller, oracles, "cost", np.zeros(len(every)), priced, seed)
-    first = mixes.rate(market_prices(smaller))
-    mixes.unserved = _UNSERVED_PRICE * np.maximum(
-        1.0, [min(legs.least, _MAX_COST) for legs in first.legs]
-    )
-    mixes.master.set_unserved(mixes.unserved)
-    mixes.converge()
+    mixes = price_mixes(smaller, Incumbent(Target(1e-3), standing.deadline, work), seed)
     standing.work.charge(work.spent)
-    found = slacks(oracles, mixes.root)
+    found = slacks(mixes.oracles, mixes.root)
     return [lowest_each(found, number) for number in _STAGES]

@@ -14,11 +14,13 @@ up to the grid. Rounded down, the same recursion finds instances that do serve d
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.solve.array_types import Floats, Ints, Small
+from atoll.solve.array_types import Bools, Floats, Ints, Small
 from atoll.solve.cover import cheapest_by_weight, closure, cover
 from atoll.solve.rent.allocation_types import BOTH, DECODE, PREFILL, ServiceDemand
 from atoll.solve.rent.items import PHASES, ServiceItems
@@ -33,12 +35,10 @@ from atoll.solve.rent.step_functions import (
     steps_of,
 )
 
-_STEPS = np.arange(GRID + 1) / GRID
-_SHARE_BELOW = np.maximum(0.0, np.arange(GRID + 1) - 1.0) / GRID
-"""Share of the demand that a level is more than: levels are rounded up."""
-_SERVES_NOTHING = np.full(GRID + 1, np.inf)
-"""Costs by level of a phase without items: nothing is free, anything else impossible."""
-_SERVES_NOTHING[0] = 0.0
+_ROUNDING = 1e-11
+"""Share of a cost by which sums of the same terms may differ."""
+_FEW_ZONES = 4
+"""Zones up to which all are looked at, whatever they cost."""
 Rents = dict[tuple[int, int], float]
 """By phase and zone what all of a service's demand of that phase costs another one that borrows it."""
 
@@ -49,7 +49,8 @@ class Legs:
 
     Running instances off spot may cost less than nothing where spot is limited: they make room for more of
     it. They are taken to cost nothing, and `gain` (<= 0) is what all of them could bring. `lent` is what each
-    item would bring if another service used all of it.
+    item would bring if another service used all of it. `leads[z]` is the zone that costs no more than z
+    for anything, so that z was not looked at; z itself where it was. Levels are in steps of 1/`grid`.
     """
 
     cost: Floats
@@ -59,6 +60,9 @@ class Legs:
     both: tuple[StepFunction, ...]
     zones: tuple[StepFunction, ...]
     totals: tuple[StepFunction, ...]
+    leads: Ints
+    grid: int = GRID
+    split: _Split | None = None
     lent: Floats | float = 0.0
 
     @property
@@ -69,7 +73,51 @@ class Legs:
     @property
     def least(self) -> float:
         """Lower bound on the cost of serving all of it."""
-        return self.total.at(GRID)
+        return self.total.at(self.grid)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """What serving each level costs where any parts of it may be served in any zones.
+
+    F of a zone is subadditive, so parts in one zone are never dearer together: the least over all zones,
+    closed under sums, is the least over all splits. `parts` are the levels it is made of, `part_usd` what
+    they cost, and `zone` says where each level is cheapest by itself.
+    """
+
+    value: Floats
+    alone: Floats
+    zone: Ints
+    parts: Ints
+    part_usd: Floats
+
+    @classmethod
+    def of(cls, zones: Sequence[StepFunction], grid: int) -> _Split:
+        alone, zone = np.full(grid + 1, np.inf), np.zeros(grid + 1, np.int64)
+        for z, function in enumerate(zones):
+            if function.level[-1] > 0:
+                dense = function.dense(grid)
+                less = dense < alone
+                alone[less], zone[less] = dense[less], z
+        alone[0] = np.inf
+        value, parts, part_usd = closure(alone, _ROUNDING)
+        return cls(value, alone, zone, parts, part_usd)
+
+    def pick(self, level: int) -> list[tuple[int, int]]:
+        """Return the zones and the levels there that serve a level."""
+        found = []
+        while level > 0:
+            alone = level + int(np.argmin(self.alone[level:]))
+            some = self.parts < level
+            sums = self.part_usd[some] + self.value[level - self.parts[some]]
+            best = int(np.argmin(sums)) if len(sums) else -1
+            if best < 0 or self.alone[alone] <= sums[best]:
+                found.append((int(self.zone[alone]), alone))
+                break
+            part = int(self.parts[some][best])
+            found.append((int(self.zone[part]), part))
+            level -= part
+        return found
 
 
 def zones_of(pairs: tuple[tuple[int, int], ...], regions: int) -> Ints:
@@ -81,13 +129,20 @@ def zones_of(pairs: tuple[tuple[int, int], ...], regions: int) -> Ints:
 
 
 class ServiceOracle:
-    """Answers for one service at any prices."""
+    """Answers for one service at any prices, by steps of 1/`grid` of its demand."""
 
-    def __init__(self, service: ServiceDemand, items: ServiceItems, regions: int) -> None:
-        self.items = items
+    def __init__(
+        self, service: ServiceDemand, items: ServiceItems, regions: int, grid: int = GRID
+    ) -> None:
+        self.items, self.grid = items, grid
+        self._steps = np.arange(grid + 1) / grid
+        # The share of the demand that a level is more than: levels are rounded up.
+        self._share_below = np.maximum(0.0, np.arange(grid + 1) - 1.0) / grid
+        # Costs by level of a phase without items: nothing is free, anything else impossible.
+        self._serves_nothing = np.where(self._steps > 0.0, np.inf, 0.0)
         self.zone = zones_of(service.pairs, regions)
         self.zones = int(self.zone.max(initial=0)) + 1
-        self._up, self._down = round_shares(items.patterns.share)
+        self._up, self._down = round_shares(items.patterns.share, grid)
         self._new: dict[tuple[int, int], slice | Ints] = {}
         self._kept: dict[tuple[int, int], Ints] = {}
         # New items are in order of phase and region, so each region's are a slice.
@@ -101,6 +156,10 @@ class ServiceOracle:
                     (items.phase[new:] == phase) & (self.zone[items.region[new:]] == zone)
                 )
         self._priced: tuple[Floats, Floats, float] | None = None
+        self._zone_order: _ZoneOrder | None = None
+        if self.zones > _FEW_ZONES and self.zones == regions and not items.running:
+            self._zone_order = _ZoneOrder(items, regions)
+        self._ranked: tuple[Floats, Ints] | None = None
 
     def steps_up(self, items: Ints) -> Small:
         """Return what some items carry in steps of the grid, rounded up."""
@@ -118,8 +177,37 @@ class ServiceOracle:
     def legs(self, row_price: Floats, *, lower: bool = True) -> Legs:
         """Return the functions at these prices: a lower bound, or else what whole instances do serve."""
         cost, gain = self._price(row_price)
-        tables = {key: self._table(key, cost, lower) for key in self._new}
-        return self._legs(cost, gain, tables, lower=lower)
+        leads = np.arange(self.zones) if self._zone_order is None else self._find_leads(row_price)
+        some = self._best_zones(row_price, leads) if not lower else np.unique(leads)
+        tables = {
+            (phase, zone): self._table((phase, zone), cost, lower)
+            for zone in some.tolist()
+            for phase in PHASES
+        }
+        legs = self._legs(cost, gain, tables, leads, lower=lower)
+        if lower:
+            self._rank(row_price, legs)
+        return legs
+
+    def _rank(self, row_price: Floats, legs: Legs) -> None:
+        """Note in which zones all of it costs least at these prices."""
+        if self._zone_order is not None:
+            full = np.array([function.at(self.grid) for function in legs.zones])
+            self._ranked = row_price.copy(), np.argsort(full, kind="stable")
+
+    def _find_leads(self, row_price: Floats) -> Ints:
+        """Return for each zone one that costs no more for anything, itself where there is none."""
+        if self._zone_order is None:
+            return np.arange(self.zones)
+        return self._zone_order.leads(row_price)
+
+    def _best_zones(self, row_price: Floats, leads: Ints) -> Ints:
+        """Return the zones to choose among: where there are many, the few in which all of it costs least."""
+        some = np.unique(leads)
+        if len(some) <= _FEW_ZONES or self._ranked is None:
+            return some
+        known, ranked = self._ranked
+        return ranked[:_FEW_ZONES] if np.array_equal(known, row_price) else some
 
     def lend(self, legs: Legs) -> tuple[Legs, Rents]:
         """Return a lower bound where another service may use a part of single phases, and at which rents.
@@ -129,43 +217,67 @@ class ServiceOracle:
         """
         tables, rents = dict(legs.tables), {}
         lent = np.zeros(len(legs.cost))
-        for key in self._new:
+        for key in legs.tables:
             items = np.concatenate([self._list_new(key), self._kept[key]])
             items = items[self._share(items) > 0.0]
             if key[0] == BOTH or not len(items):
                 continue
             rent = rents[key] = float((legs.cost[items] / self._share(items)).min())
-            lent[items] = rent * self.steps_up(items) / GRID
-            back = legs.tables[key] - rent * _STEPS
+            lent[items] = rent * self.steps_up(items) / self.grid
+            back = legs.tables[key] - rent * self._steps
             # Any level from a on may be rented; a itself may be almost a step less.
-            least = np.minimum.accumulate(back[::-1])[::-1] + rent * (_STEPS - 1.0 / GRID)
-            tables[key] = np.maximum(least, rent * _SHARE_BELOW)
-        return replace(self._legs(legs.cost, legs.gain, tables, lower=True), lent=lent), rents
+            least = np.minimum.accumulate(back[::-1])[::-1] + rent * (self._steps - 1.0 / self.grid)
+            tables[key] = np.maximum(least, rent * self._share_below)
+        legs = self._legs(legs.cost, legs.gain, tables, legs.leads, lower=True)
+        return replace(legs, lent=lent), rents
 
     def borrow(self, legs: Legs, rents: Rents) -> Legs:
         """Return a lower bound where any part of a phase may be had from another service at its rent."""
         tables = dict(legs.tables)
         for key, rent in rents.items():
             own = legs.tables[key]
-            some = np.minimum.accumulate(own - rent * _STEPS) + rent * _STEPS
+            some = np.minimum.accumulate(own - rent * self._steps) + rent * self._steps
             # Own instances may cover a step less than all: then what is borrowed is a step less, too.
             tables[key] = np.minimum(own, np.append(0.0, some[:-1]))
-        return self._legs(legs.cost, legs.gain, tables, lower=True)
+        return self._legs(legs.cost, legs.gain, tables, legs.leads, lower=True)
 
     def _legs(
-        self, cost: Floats, gain: float, tables: dict[tuple[int, int], Floats], *, lower: bool
+        self,
+        cost: Floats,
+        gain: float,
+        tables: dict[tuple[int, int], Floats],
+        leads: Ints,
+        *,
+        lower: bool,
     ) -> Legs:
-        apart, both, zones = [], [], []
-        for zone in range(self.zones):
+        apart, both, zones = ([EMPTY] * self.zones for _ in range(3))
+        for zone in sorted({zone for _, zone in tables}):
             # Apart, prefill and decode of a zone serve the same level.
             sums = tables[PREFILL, zone] + tables[DECODE, zone]
-            apart.append(steps_of(sums, lower=lower))
-            both.append(steps_of(tables[BOTH, zone], lower=lower))
-            zones.append(_either(apart[-1], both[-1], lower=lower))
+            apart[zone] = steps_of(sums, lower=lower)
+            both[zone] = steps_of(tables[BOTH, zone], lower=lower)
+            zones[zone] = self._either(apart[zone], both[zone], lower=lower)
+        split = None
         totals = [zones[0]]
-        for function in zones[1:]:
-            totals.append(_either(totals[-1], function, lower=lower))
-        return Legs(cost, gain, tables, tuple(apart), tuple(both), tuple(zones), tuple(totals))
+        # Many zones of which each takes any number of nodes: all splits at once.
+        if self._zone_order is not None and self.grid < GRID:
+            split = _Split.of(zones, self.grid)
+            totals = [steps_of(split.value, lower=lower)]
+        else:
+            for function in zones[1:]:
+                totals.append(self._either(totals[-1], function, lower=lower))
+        return Legs(
+            cost,
+            gain,
+            tables,
+            tuple(apart),
+            tuple(both),
+            tuple(zones),
+            tuple(totals),
+            leads,
+            self.grid,
+            split,
+        )
 
     def _price(self, row_price: Floats) -> tuple[Floats, float]:
         """Return the cost of each item, at least 0, and what items that cost less could bring."""
@@ -181,11 +293,11 @@ class ServiceOracle:
     def _table(self, key: tuple[int, int], cost: Floats, lower: bool) -> Floats:
         """Return the cost of covering every level with whole instances of a phase and zone."""
         if not self._any(*key):
-            return _SERVES_NOTHING
+            return self._serves_nothing
         new, kept = self._new[key], self._kept[key]
         # Rounded up, a cover is never dearer than the truth; rounded down, it truly covers.
         weights = self._up if lower else self._down
-        best = np.full((1, GRID + 1), np.inf)
+        best = np.full((1, self.grid + 1), np.inf)
         rate = cheapest_rate(
             cost[new], self.items.pattern[new], weights, self.items.patterns.share, best[0]
         )
@@ -201,7 +313,7 @@ class ServiceOracle:
                 weight,
                 cost[some],
                 # More of one item than cover everything are never needed.
-                np.minimum(self._upper(some), -(-GRID // weight)).astype(np.int64),
+                np.minimum(self._upper(some), -(-self.grid // weight)).astype(np.int64),
             )[-1]
             table[0] = 0.0
         else:
@@ -210,15 +322,22 @@ class ServiceOracle:
             # Whatever the grid, a share of the demand costs at least that share at the best price for
             # throughput; d steps are more than d - 1 of them.
             rate = min(rate, float((cost[kept] / self._share(kept)).min(initial=np.inf)))
-            table = np.maximum(table, rate * _SHARE_BELOW)
+            table = np.maximum(table, rate * self._share_below)
         return np.asarray(table)
 
-    def pick(self, legs: Legs, level: int = GRID) -> dict[int, int] | None:
-        """Return items that serve a level at what `legs` (no lower bound) say it costs, None if none do."""
+    def pick(self, legs: Legs, level: int | None = None) -> dict[int, int] | None:
+        """Return items that serve a level (all) at what `legs` (no lower bound) say, None if none do."""
+        level = self.grid if level is None else level
         place = int(np.searchsorted(legs.total.level, level))
         if place == len(legs.total.level):
             return None
         chosen: dict[int, int] = {}
+        if legs.split is not None:
+            for zone, part in legs.split.pick(level):
+                point = int(np.searchsorted(legs.zones[zone].level, part))
+                if not self._pick_zone(legs, zone, point, chosen):
+                    return None
+            return chosen
         points = [0] * self.zones
         # Back from the last zone: each total knows the point of the zones before and that of its own.
         for zone in range(self.zones - 1, 0, -1):
@@ -226,13 +345,28 @@ class ServiceOracle:
             place = int(legs.totals[zone].first[place])
         points[0] = place
         for zone, point in enumerate(points):
-            function = legs.zones[zone]
-            a, b = _parts(legs, zone, function, point)
-            if a > 0 and not self._pick_apart(legs, zone, a, chosen):
-                return None
-            if b > 0 and not self._pick_one(legs, (BOTH, zone), b, chosen):
+            if not self._pick_zone(legs, zone, point, chosen):
                 return None
         return chosen
+
+    def pick_several(self, legs: Legs, level: int) -> list[dict[int, int]]:
+        """Return the items of `pick`; where zones are many, also what serves the level in each alone."""
+        found = [self.pick(legs, level)]
+        if self._zone_order is not None:
+            for zone, function in enumerate(legs.zones):
+                point = int(np.searchsorted(function.level, level))
+                if point < len(function.level):
+                    chosen: dict[int, int] = {}
+                    if self._pick_zone(legs, zone, point, chosen):
+                        found.append(chosen)
+        return [chosen for chosen in found if chosen]
+
+    def _pick_zone(self, legs: Legs, zone: int, point: int, chosen: dict[int, int]) -> bool:
+        """Add the items that serve one point of a zone's function, if there are such."""
+        a, b = _parts(legs, zone, legs.zones[zone], point)
+        return (a == 0 or self._pick_apart(legs, zone, a, chosen)) and (
+            b == 0 or self._pick_one(legs, (BOTH, zone), b, chosen)
+        )
 
     def _pick_apart(self, legs: Legs, zone: int, level: int, chosen: dict[int, int]) -> bool:
         """Add the items that cover a level of prefill and decode in one zone, if there are such."""
@@ -248,7 +382,7 @@ class ServiceOracle:
         down = self._steps_down(new)
         new, down = new[down > 0], down[down > 0]
         zeros = np.zeros(len(new), np.int32)
-        table, _, _ = closure(cheapest_by_weight(cost[new], down, zeros, 1, GRID + 1)[0])
+        table, _, _ = closure(cheapest_by_weight(cost[new], down, zeros, 1, self.grid + 1)[0])
         # Running items first, weighed against what new ones cost for the rest.
         d = self._pick_kept(key, cost, table[: level + 1], chosen)
         while d > 0:
@@ -293,30 +427,62 @@ class ServiceOracle:
                 d = int(rest[n])
         return d
 
+    def _either(self, a: StepFunction, b: StepFunction, *, lower: bool) -> StepFunction:
+        """`combine`, at once where one of the two serves nothing."""
+        if a.level[-1] == 0:
+            zeros = np.zeros(len(b.level), np.int64)
+            return StepFunction(b.level, b.value, zeros, np.arange(len(b.level)))
+        if b.level[-1] == 0:
+            zeros = np.zeros(len(a.level), np.int64)
+            return StepFunction(a.level, a.value, np.arange(len(a.level)), zeros)
+        return combine(a, b, lower=lower, grid=self.grid)
+
     def slacks(self, legs: Legs) -> Floats:
         """Return by how much each item, once used, raises the cost of serving everything, at least."""
         out = np.full(len(self.items), np.inf)
         min_cost = legs.least
+        if legs.split is not None:
+            # What the rest costs at least, wherever it is served.
+            rest = legs.split.value[::-1]
+            for zone in np.unique(legs.leads).tolist():
+                for phase in PHASES:
+                    if self._any(phase, zone):
+                        partner = DECODE if phase == PREFILL else PREFILL
+                        beside = rest if phase == BOTH else rest + legs.tables[partner, zone]
+                        self._slack(out, legs, (phase, zone), beside, min_cost)
+            return np.asarray(np.maximum(0.0, self._follow(out, legs)))
         # For each zone the cost of all others: of those before it and of those after it.
         before = [EMPTY]
         for function in legs.zones[:-1]:
-            before.append(_either(before[-1], function, lower=True))
+            before.append(self._either(before[-1], function, lower=True))
         after = [EMPTY]
         for function in legs.zones[:0:-1]:
-            after.append(_either(after[-1], function, lower=True))
+            after.append(self._either(after[-1], function, lower=True))
         after.reverse()
-        for zone in range(self.zones):
-            others = _either(before[zone], after[zone], lower=True)
+        for zone in np.unique(legs.leads).tolist():
+            others = self._either(before[zone], after[zone], lower=True)
             if any(self._any(phase, zone) for phase in (PREFILL, DECODE)):
-                rest = _either(legs.both[zone], others, lower=True).dense()[::-1]
+                rest = self._either(legs.both[zone], others, lower=True).dense(self.grid)[::-1]
                 for phase, partner in ((PREFILL, DECODE), (DECODE, PREFILL)):
                     if self._any(phase, zone):
                         beside = rest + legs.tables[partner, zone]
                         self._slack(out, legs, (phase, zone), beside, min_cost)
             if self._any(BOTH, zone):
-                rest = _either(legs.apart[zone], others, lower=True).dense()[::-1]
+                rest = self._either(legs.apart[zone], others, lower=True).dense(self.grid)[::-1]
                 self._slack(out, legs, (BOTH, zone), rest, min_cost)
-        return np.asarray(np.maximum(0.0, out))
+        return np.asarray(np.maximum(0.0, self._follow(out, legs)))
+
+    def _follow(self, out: Floats, legs: Legs) -> Floats:
+        """Write the slacks of zones that others lead; return all.
+
+        All of what a zone has can move to the one that leads it: each item saves what it is dearer here.
+        """
+        for zone in np.flatnonzero(legs.leads != np.arange(self.zones)).tolist():
+            for phase in PHASES:
+                here, there = (self._list_new((phase, z)) for z in (zone, int(legs.leads[zone])))
+                same = there[np.searchsorted(self.items.pattern[there], self.items.pattern[here])]
+                out[here] = out[same] + legs.cost[here] - legs.cost[same]
+        return out
 
     def _any(self, phase: int, zone: int) -> bool:
         new = self._new[phase, zone]
@@ -348,15 +514,39 @@ def _join_spans(begin: Ints, end: Ints) -> slice | Ints:
     return np.concatenate([np.arange(a, b) for a, b in zip(begin, end, strict=True)])
 
 
-def _either(a: StepFunction, b: StepFunction, *, lower: bool) -> StepFunction:
-    """`combine`, at once where one of the two serves nothing."""
-    if a.level[-1] == 0:
-        zeros = np.zeros(len(b.level), np.int64)
-        return StepFunction(b.level, b.value, zeros, np.arange(len(b.level)))
-    if b.level[-1] == 0:
-        zeros = np.zeros(len(a.level), np.int64)
-        return StepFunction(a.level, a.value, np.arange(len(a.level)), zeros)
-    return combine(a, b, lower=lower)
+class _ZoneOrder:
+    """Says which zones, each a region, need not be looked at: another one costs no more for anything."""
+
+    def __init__(self, items: ServiceItems, regions: int) -> None:
+        rows = items.patterns.rows
+        self._kinds = np.unique(rows[rows >= 0]).astype(np.int64)
+        cuts = items.cuts(regions).tolist()
+        has = np.zeros((regions, len(rows)), np.bool_)
+        for at, (begin, end) in enumerate(itertools.pairwise(cuts)):
+            has[at % regions, items.pattern[begin:end]] = True
+        # Most regions have the same: those are compared once.
+        alike, group = np.unique(np.packbits(has, axis=1), axis=0, return_inverse=True)
+        group = group.reshape(-1)
+        within = np.array([[not np.any(b & ~a) for b in alike] for a in alike], np.bool_)
+        self._holds = within[np.ix_(group, group)]
+        self._cell = np.arange(regions)[:, None] * items.kinds + self._kinds
+        used = np.zeros((len(rows), len(self._kinds)), np.bool_)
+        place, column = np.nonzero(rows >= 0)
+        used[place, np.searchsorted(self._kinds, rows[place, column])] = True
+        self._used = np.array([used[own].any(axis=0) for own in has])
+
+    def leads(self, row_price: Floats) -> Ints:
+        """Return for each zone one that has all it has at no higher prices, itself where there is none."""
+        price = np.where(self._used, row_price[self._cell], np.inf)
+        no_dearer: Bools = np.asarray(
+            self._holds & np.all(price[:, None, :] <= price[None, :, :], axis=2)
+        )
+        each = np.arange(len(price))
+        # Of equals the first leads.
+        ahead = no_dearer & (~no_dearer.T | (each[:, None] < each[None, :]))
+        led: Bools = np.asarray(ahead.any(axis=0))
+        first = np.argmax(ahead & ~led[:, None], axis=0)
+        return np.where(led, first, each)
 
 
 def _parts(legs: Legs, zone: int, function: StepFunction, point: int) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Cost as a function of how much is served: step functions, added and split between two ways (numba).
 
 A function is a list of points (level, value), both rising: to serve d costs the value of the first point
-whose level is at least d. Levels are whole numbers of steps of 1/GRID of a demand.
+whose level is at least d. Levels are whole numbers of steps of 1/`grid` of a demand, of 1/GRID where nothing
+else is said.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class StepFunction:
         place = int(np.searchsorted(self.level, level))
         return float(self.value[place]) if place < len(self.level) else np.inf
 
-    def dense(self) -> Floats:
+    def dense(self, grid: int = GRID) -> Floats:
         """Return the values at all levels."""
-        out = np.full(GRID + 1, np.inf)
-        place = np.searchsorted(self.level, np.arange(GRID + 1))
+        out = np.full(grid + 1, np.inf)
+        place = np.searchsorted(self.level, np.arange(grid + 1))
         known = place < len(self.level)
         out[known] = self.value[place[known]]
         return out
@@ -50,18 +51,18 @@ EMPTY = StepFunction(np.zeros(1, np.int64), np.zeros(1), _NOTHING, _NOTHING)
 """Serves nothing, for nothing."""
 
 
-def round_shares(share: Floats) -> tuple[Small, Small]:
+def round_shares(share: Floats, grid: int = GRID) -> tuple[Small, Small]:
     """Return shares of a demand in steps, rounded up (all of it at most) and rounded down."""
     up, down = np.empty(len(share), np.int32), np.empty(len(share), np.int32)
-    _round_shares(share, up, down)
+    _round_shares(share, grid, up, down)
     return up, down
 
 
-@entry("(float64[::1], int32[::1], int32[::1])")
-def _round_shares(share: Floats, up: Small, down: Small) -> None:
+@entry("(float64[::1], int64, int32[::1], int32[::1])")
+def _round_shares(share: Floats, grid: int, up: Small, down: Small) -> None:
     for i in range(len(share)):
-        steps = share[i] * GRID
-        up[i] = min(np.ceil(steps - _STEP_TOLERANCE), GRID)
+        steps = share[i] * grid
+        up[i] = min(np.ceil(steps - _STEP_TOLERANCE), grid)
         down[i] = np.floor(steps + _STEP_TOLERANCE)
 
 
@@ -125,11 +126,11 @@ def _join(level: Ints, value: Floats, tolerance: float, lower: bool) -> int:
     return kept
 
 
-def combine(a: StepFunction, b: StepFunction, *, lower: bool) -> StepFunction:
+def combine(a: StepFunction, b: StepFunction, *, lower: bool, grid: int = GRID) -> StepFunction:
     """Return the least cost of serving d by the two together, each any part of it."""
-    best = np.full(GRID + 1, np.inf)
-    first, second = np.zeros(GRID + 1, np.int64), np.zeros(GRID + 1, np.int64)
-    level, value = np.empty(GRID + 1, np.int64), np.empty(GRID + 1)
+    best = np.full(grid + 1, np.inf)
+    first, second = np.zeros(grid + 1, np.int64), np.zeros(grid + 1, np.int64)
+    level, value = np.empty(grid + 1, np.int64), np.empty(grid + 1)
     number = _combine(a.level, a.value, b.level, b.value, best, first, second, level, value)
     level, value = level[:number].copy(), value[:number].copy()
     if number > MAX:

@@ -39,7 +39,7 @@ class JudgedRequests(msgspec.Struct, frozen=True):
     kept: int = 0
 
 
-class ServedModel(msgspec.Struct, frozen=True):
+class SnapshotModel(msgspec.Struct, frozen=True):
     """A model and its traffic: rates of the last minute, times of the last five, in seconds."""
 
     name: str
@@ -72,7 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     machines_up: int
     machines: int
     usd_per_hour: float | None
-    models: list[ServedModel]
+    models: list[SnapshotModel]
     alarms: list[Alarm]
 
 
@@ -235,14 +235,14 @@ class GatewaySnapshots:
 
     def _show_model(
         self, name: str, look: ModelLook | None, running: int, usd_per_hour: float | None
-    ) -> ServedModel:
+    ) -> SnapshotModel:
         ring = self._view.pool.rings.get(name)
         members = [] if ring is None else ring.members
         up = sum(member.serves for member in members)
         if look is None:
-            return ServedModel(name, len(members), up, running)
+            return SnapshotModel(name, len(members), up, running)
         minute, recent, hour = look.traffic.minute, look.traffic.five_minutes, look.traffic.hour
-        return ServedModel(
+        return SnapshotModel(
             name,
             len(members),
             up,

@@ -22,8 +22,8 @@ from atoll.solve.rent.incumbent import Incumbent, Work
 from atoll.solve.rent.items import RentModel, available_nodes
 from atoll.solve.rent.mix_master import Decomposition, Mix, Pace, best_level
 from atoll.solve.rent.relaxation import Goal, Prices
-from atoll.solve.rent.service_oracle import Legs, ServiceOracle, _either
-from atoll.solve.rent.step_functions import GRID, steps_of
+from atoll.solve.rent.service_oracle import Legs, ServiceOracle
+from atoll.solve.rent.step_functions import steps_of
 
 STATES = 1500
 """States of a region up to which cells are counted."""
@@ -31,9 +31,6 @@ _STEP_TOLERANCE = 1e-9
 """Levels that rounding may add to or take from a share."""
 _TABLE_WORK = 2e-6
 """Work of one step of a table, in simplex iterations."""
-_LEVEL_OF_STEP = -(-np.arange(GRID + 1) // (GRID // LEVELS))
-"""The level that a step of the fine grid needs at least."""
-
 _COUNTED = 4
 """How often in a round cells may be added to those that a service's oracle counts."""
 _UNSERVED_PRICE = 1.4
@@ -48,6 +45,8 @@ class CappedOracle(ServiceOracle):
     def __init__(self, model: RentModel, service: int, work: Work) -> None:
         super().__init__(model.services[service], model.items[service], model.regions)
         self._work = work
+        # The level that a step of the finer grid needs at least.
+        self._level_of_step = -(-np.arange(self.grid + 1) // (self.grid // LEVELS))
         self._rows = model.rows
         self._kinds = len(model.supply.kinds)
         self._room = available_nodes(model.supply).ravel()
@@ -56,6 +55,12 @@ class CappedOracle(ServiceOracle):
         self.scarce: list[list[int]] = [[] for _ in range(self.zones)]
         self._tables: dict[int, tuple[CappedTable, CappedTable, Ints]] = {}
         self._taken: dict[tuple[int, int], Ints] = {}
+
+    def _find_leads(self, row_price: Floats) -> Ints:
+        # A cheaper region is no better where it has not as many nodes.
+        if any(self.scarce):
+            return np.arange(self.zones)
+        return super()._find_leads(row_price)
 
     def legs(self, row_price: Floats, *, lower: bool = True) -> Legs:
         """Return the functions at these prices, phases apart within the scarce cells of each region."""
@@ -67,18 +72,25 @@ class CappedOracle(ServiceOracle):
             self._tables.clear()
         apart, zones = list(legs.apart), list(legs.zones)
         for zone, cells in enumerate(self.scarce):
-            if not cells:
+            # Nothing to do where no cell is scarce, or the zone is not among those looked at.
+            if not cells or not legs.apart[zone].level[-1]:
                 continue
-            found = self._apart(zone, legs.cost, lower)[_LEVEL_OF_STEP]
+            found = self._apart(zone, legs.cost, lower)[self._level_of_step]
             # Levels are coarser than steps, so the plain functions may be the better bound.
             if lower:
                 found = np.maximum(found, legs.tables[PREFILL, zone] + legs.tables[DECODE, zone])
             apart[zone] = steps_of(found, lower=lower)
-            zones[zone] = _either(apart[zone], legs.both[zone], lower=lower)
+            zones[zone] = self._either(apart[zone], legs.both[zone], lower=lower)
+        # Within what there is, two parts in one zone are not as one: zone after zone.
         totals = [zones[0]]
         for function in zones[1:]:
-            totals.append(_either(totals[-1], function, lower=lower))
-        return replace(legs, apart=tuple(apart), zones=tuple(zones), totals=tuple(totals))
+            totals.append(self._either(totals[-1], function, lower=lower))
+        legs = replace(
+            legs, apart=tuple(apart), zones=tuple(zones), totals=tuple(totals), split=None
+        )
+        if lower:
+            self._rank(row_price, legs)
+        return legs
 
     def _apart(self, zone: int, cost: Floats, lower: bool) -> Floats:
         """Return the cost of covering each level with both phases within the scarce cells."""
@@ -117,7 +129,7 @@ class CappedOracle(ServiceOracle):
         if zone not in self._tables:
             return super()._pick_apart(legs, zone, level, chosen)
         prefill, decode, caps = self._tables[zone]
-        level = int(_LEVEL_OF_STEP[level])
+        level = int(self._level_of_step[level])
         sums = prefill.value[:, level] + decode.value[::-1, level]
         state = int(np.argmin(sums))
         if not np.isfinite(sums[state]):
@@ -183,12 +195,13 @@ class CappedDecomposition(Decomposition):
         super().__init__(model, list(capped), goal, unserved, standing, seed)
         self.capped = capped
 
-    def gather(self, prices: Prices, duals: Floats) -> bool:
-        """Add the best mix of each service at these prices; return whether any is new."""
+    def gather(self, prices: Prices, duals: Floats, services: Sequence[int] | None = None) -> bool:
+        """Add the best mix of each service, or of some, at these prices; return whether any is new."""
         row = prices.row
         added = False
-        for service, oracle in enumerate(self.capped):
-            items, level = None, GRID
+        for service in range(len(self.capped)) if services is None else services:
+            oracle = self.capped[service]
+            items, level = None, oracle.grid
             for _ in range(_COUNTED):
                 self.standing.work.charge(self._round_work / len(self.capped))
                 legs = oracle.legs(row, lower=False)
@@ -199,7 +212,7 @@ class CappedDecomposition(Decomposition):
                 if not items or not oracle.note(items):
                     break
             if items:
-                mix = Mix(tuple(sorted(items.items())), level / GRID)
+                mix = Mix(tuple(sorted(items.items())), level / oracle.grid)
                 added |= self.master.add(service, mix)
         return added
 

@@ -102,12 +102,13 @@ class LevelDecomposition(Decomposition):
         self.standing.prove(found.value)
         return found
 
-    def gather(self, prices: Prices, duals: Floats) -> bool:
+    def gather(self, prices: Prices, duals: Floats, services: Sequence[int] | None = None) -> bool:
         """Add mixes of each service at these prices: all of it, or the levels that are worth most."""
         self.standing.work.charge(self._round_work)
         row = prices.row
         added = False
-        for service, oracle in enumerate(self.oracles):
+        for service in range(len(self.oracles)) if services is None else services:
+            oracle = self.oracles[service]
             legs = oracle.legs(row, lower=False)
             steps = {GRID}
             if service in self._ways:

@@ -113,7 +113,7 @@ class LevelSearch:
     def __init__(self, model: RentModel, rows: LevelRows, standing: Incumbent, seed: int) -> None:
         self.model, self.rows, self.standing, self.seed = model, rows, standing, seed
         self.best = LevelStanding(standing, {})
-        self.oracles = oracles_of(model)
+        self.oracles = oracles_of(model, GRID)
         self.total = sum(len(items) for items in model.items)
         self.error_usd: dict[int, float] = {}
 

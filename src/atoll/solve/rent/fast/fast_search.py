@@ -14,7 +14,7 @@ counted work and gives the same answer for the same problem.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,10 +68,13 @@ class Fitted:
 
 
 class FastSearch:
-    """A heuristic over the items of a model; `fit` serves a share of everything, None where it finds none."""
+    """A heuristic over the items of a model; `fit` serves a share of everything, None where it finds none.
 
-    def __init__(self, model: RentModel) -> None:
-        self.model = model
+    It gives up once `until` holds.
+    """
+
+    def __init__(self, model: RentModel, until: Callable[[], bool] = lambda: False) -> None:
+        self.model, self._is_over = model, until
         self.ledger = MarketLedger(model, Families.of(model))
         room = PickerRoom(model)
         self.pickers = [ServicePicker(model, m, room) for m in range(len(model.items))]
@@ -268,6 +271,8 @@ class FastSearch:
         best: Fitted | None = None
         stale = 0
         for _ in range(rounds):
+            if self._is_over():
+                break
             price = base
             if (scarce > 1.0).any():
                 price = base.copy()
@@ -305,19 +310,33 @@ class FastSearch:
         self, order: Sequence[int], targets: Floats, price: Floats, wanted: Ints
     ) -> tuple[Fitted | None, set[int]]:
         self.clear()
-        failed = {m for m in order if not self.fill(m, float(targets[m]), price, wanted)}
+        failed: set[int] = set()
+        for m in order:
+            if self._is_over():
+                return None, set(order)
+            if not self.fill(m, float(targets[m]), price, wanted):
+                failed.add(m)
         # Spot is a share of all GPUs, so it is judged once all services have theirs.
         if failed or not self.ledger.sound:
             return None, failed
-        return self._fitted(), failed
+        return self.fitted(), failed
+
+    def take(self, m: int, chosen: dict[int, int]) -> bool:
+        """Let a service that has nothing have these items, if they fit beside what is taken."""
+        fits = self.ledger.take_all(self.pickers[m].items, chosen)
+        if fits:
+            self.chosen[m] = dict(chosen)
+        return fits
 
     def clear(self) -> None:
         """Give everything back."""
         self.ledger.clear()
         self.chosen = [{} for _ in self.pickers]
+        self.failed = set()
         self._full[:] = False
 
-    def _fitted(self) -> Fitted:
+    def fitted(self) -> Fitted:
+        """Return what all services have now."""
         items = tuple(dict(sorted(chosen.items())) for chosen in self.chosen)
         served = [p.served(c) for p, c in zip(self.pickers, self.chosen, strict=True)]
         return Fitted(
@@ -384,7 +403,7 @@ class FastSearch:
                 self._swap(m, float(targets[m]))
             if self.ledger.cost >= before * (1.0 - _MIN_GAIN):
                 break
-        after = self._fitted()
+        after = self.fitted()
         return after if after.cost < found.cost and self.ledger.sound else found
 
     def _move(self, some: list[int], targets: Floats) -> None:
@@ -544,7 +563,7 @@ class FastSearch:
             return None
         if not all(self._stands_enough(m, chosen) for m, chosen in enumerate(self.chosen)):
             return None
-        return self._fitted()
+        return self.fitted()
 
     # Shortage
 
@@ -607,7 +626,7 @@ class FastSearch:
             self.give_back(int(m))
             if low > 0.0 and not (self.fill(int(m), low, self._shared) and self._holds()):
                 self.give_back(int(m))
-        found = self._fitted()
+        found = self.fitted()
         return found if any(found.solution.items) else None
 
     def _holds(self) -> bool:

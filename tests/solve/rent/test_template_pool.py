@@ -1,0 +1,112 @@
+"""Searching only templates that can matter, and diving: bounds hold, answers are sound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from atoll.solve.rent import allocation, rent_search
+from atoll.solve.rent.allocation import allocate, rent_model
+from atoll.solve.rent.allocation_types import DECODE, PREFILL, Allocation
+from atoll.solve.rent.relaxation import market_prices
+from atoll.solve.rent.rent_search import oracles_of
+from atoll.solve.rent.template_pool import TemplatePool
+from tests.seeds import seeds
+from tests.solve.rent.cases import Case, faults, optimum, random_case, service, supply_of
+
+
+def many_templates(seed: int, available: int = 9) -> Case:
+    """Two services of the same twelve templates a phase, in six regions, some sold out."""
+    rng = np.random.default_rng(seed)
+    offers = [
+        (
+            g,
+            gpu,
+            1,
+            False,
+            usd * float(rng.uniform(0.8, 1.3)),
+            int(rng.integers(0, available)),
+            True,
+        )
+        for g in range(6)
+        for gpu, usd in (("A", 1.0), ("B", 0.6), ("C", 0.3))
+    ]
+    supply = supply_of(offers, 6)
+    templates = {}
+    for phase in (PREFILL, DECODE):
+        some = []
+        for _ in range(12):
+            counts = rng.integers(0, 4, 3)
+            counts[int(rng.integers(3))] += 1
+            nodes = dict(zip(supply.kinds, counts.tolist(), strict=True))
+            carried = float(counts @ [1.0, 0.7, 0.3]) * float(rng.uniform(0.5, 1.1))
+            some.append(({kind: n for kind, n in nodes.items() if n}, carried))
+        templates[phase] = some
+    return Case(tuple(service(f"m{m}", supply, 3.0 + 2.0 * m, templates) for m in range(2)), supply)
+
+
+def solve(case: Case, gap: float = 1e-3) -> Allocation:
+    answer = allocate(
+        case.services,
+        case.supply,
+        case.limits,
+        init_penalty=case.init_penalty,
+        running=case.running,
+        gap=gap,
+    )
+    assert faults(case, answer) == []
+    return answer
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_pool_has_the_bound_of_all_templates_at_its_prices(seed: int) -> None:
+    case = many_templates(seed)
+    whole = rent_model(case.services, case.supply, case.limits, (), 0.0, {0: 1.0, 1: 1.0})
+    market = market_prices(whole)
+    rng = np.random.default_rng(seed)
+    row = market.row * rng.lognormal(0.0, 0.3, len(market.row))
+    pool = TemplatePool(case.services, case.supply)
+    assert len(pool) == 0
+    assert pool.grow(row) > 0
+    # Once it has what is needed at some prices, these add nothing.
+    assert pool.grow(row) == 0
+    some = rent_model(pool.services(), case.supply, case.limits, (), 0.0, {0: 1.0, 1: 1.0})
+    assert sum(map(len, some.items)) < sum(map(len, whole.items))
+    for all_of_it, part in zip(oracles_of(whole), oracles_of(some), strict=True):
+        assert part.legs(row).least == pytest.approx(all_of_it.legs(row).least, rel=1e-4)
+        served = part.legs(row, lower=False).least
+        assert served == pytest.approx(all_of_it.legs(row, lower=False).least, rel=1e-3)
+    # Templates of a pool keep the numbers that they have among all.
+    for service_, items in zip(pool.services(), some.items, strict=True):
+        for role in service_.roles:
+            own = items.source[items.phase == role.phase]
+            assert role.among is not None
+            assert set(own.tolist()) <= set(role.among.tolist())
+
+
+@pytest.mark.parametrize("scarce", [0.5, 1.6])
+@pytest.mark.parametrize("seed", seeds(4, 12))
+def test_what_is_found_of_a_pool_is_sound(
+    seed: int, scarce: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = random_case(seed, regions=2 + seed % 2, scarce=scarce, running=seed % 2 == 1)
+    plain = solve(case)
+    monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
+    monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
+    answer = solve(case)
+    assert answer.fraction_bound >= plain.fraction_bound - 1e-3 or answer.served.min() == 1.0
+    least = optimum(case)
+    if np.isfinite(least) and answer.served.min(initial=1.0) == 1.0:
+        assert answer.bound <= least * (1.0 + 1e-6) + 1e-6
+        assert answer.objective >= least * (1.0 - 1e-6) - 1e-6
+
+
+def test_a_dive_comes_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = many_templates(1)
+    plain = solve(case, gap=1e-2)
+    monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
+    monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
+    answer = solve(case)
+    assert plain.served.min() == answer.served.min() == 1.0
+    assert answer.bound <= plain.objective + 1e-6
+    assert plain.bound <= answer.objective <= 1.1 * plain.objective
