@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CONNECT_S = 20.0
+_HUB_S = 6.0
+"""How long a hub may take to let the observer in; who asks on a page waits for it."""
 _TOKENS_S = 0.5
 """How long after joining it takes to see who is there."""
 _ANSWER_S = {
@@ -132,7 +134,13 @@ class MachineFabric:
             metadata = Metadata(
                 name="controller", provider=access.identity.provider, role="operator"
             )
-            self._fabric = await Fabric.connect(access, metadata, observe=True, hear_loads=False)
+            try:
+                async with asyncio.timeout(_HUB_S):
+                    self._fabric = await Fabric.connect(
+                        access, metadata, observe=True, hear_loads=False
+                    )
+            except TimeoutError:
+                raise DeployError("no hub of the fabric answers", kind="unreachable") from None
             await asyncio.sleep(_TOKENS_S)
         if not self._fabric.connected:
             raise DeployError("no hub of the fabric answers", kind="unreachable")
