@@ -143,12 +143,6 @@ class JoinedDeployer:
             )
         self._answers({found[name]: MachineRequest(verb="measure")})
 
-    def dry_run(self, order: StartOrder) -> str:
-        """Return what the machines would be told of an instance, as JSON."""
-        return _part(order, [each.node for each in order.commands], (), self._drain_s).to_json(
-            indent=2
-        )
-
     # Asking
 
     def _look(self, fleet: str, term: int | None = None) -> _Look:
@@ -244,6 +238,12 @@ class JoinedDeployer:
         for slots in given:
             nodes.setdefault(owner[slots.machine].sid, []).append(slots.node)
         return {sid: _part(order, ids, names, self._drain_s) for sid, ids in nodes.items()}
+
+
+def write_part(order: StartOrder) -> str:
+    """Return what machines would be told of an instance, as JSON: how long it drains is the controller's."""
+    nodes = [each.node for each in order.commands]
+    return _part(order, nodes, (), PartOrder.model_fields["drain_s"].default).to_json(indent=2)
 
 
 def _part(

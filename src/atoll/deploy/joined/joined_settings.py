@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.catalog.catalog import Catalog
-from atoll.deploy.target import (
-    Claim,
-    Deployer,
-    DeployError,
-    DeployerSettings,
-    StartOrder,
-    TargetSite,
-)
+from atoll.deploy.target import Claim, Deployer, DeployerSettings, StartOrder, TargetSite
 from atoll.plan.name_types import Name
 
 
@@ -47,9 +40,7 @@ class JoinedSettings(DeployerSettings):
         self, orders: Sequence[StartOrder], deployer: Deployer, catalog: Catalog
     ) -> dict[str, str]:
         """Return what machines would be told: the recipe of each instance."""
-        del catalog
-        from atoll.deploy.joined.joined_deployer import JoinedDeployer
+        del catalog, deployer
+        from atoll.deploy.joined.joined_deployer import write_part
 
-        if not isinstance(deployer, JoinedDeployer):
-            raise DeployError("orders need the machines that joined", kind="unreachable")
-        return {f"{one.file_name}.json": deployer.dry_run(one) for one in orders}
+        return {f"{one.file_name}.json": write_part(one) for one in orders}
