@@ -288,16 +288,7 @@ class _Allocator:
             cheap = cheapest_supply(model, items, self.seed)
             if cheap is not None:
                 standing.offer(cheap, sum(costs(model, cheap)))
-        relaxed = served.relaxation
-        if relaxed is not None:
-            # Serving a little less than what was found: what that costs at least is a bound.
-            standing.prove(relaxed.root.value)
-            demand = np.array([legs.least for legs in relaxed.root.legs])
-            outcome = SearchOutcome(
-                relaxed.root.prices, demand, relaxed.master.number, 0, None, relaxed
-            )
-        else:
-            outcome = minimise(model, standing, self.seed)
+        outcome = minimise(model, standing, self.seed)
         return self._answer(active, model, standing, outcome, short)
 
     def _go_on(

@@ -11,7 +11,7 @@ unserved to be minimised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -28,16 +28,12 @@ from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
 from atoll.solve.rent.rent_search import SMALL, free_items, is_large, lowest_each, oracles_of
 from atoll.solve.rent.rental_program import cheapest_supply
-from atoll.solve.rent.rounding import Dive
-from atoll.solve.rent.service_oracle import ServiceOracle
 
 Rebuild = Callable[[list[int], float], RentModel]
 """The model of some of the services with this fraction of their demand asked for."""
 
 EXACT = 1e-4
 """Fractions are proven to this."""
-_ROUGH = 5e-3
-"""Fractions of very many services are proven to this."""
 _MIN_FRACTION = 1e-6
 """A fraction of the demand so small that any instance serves it."""
 _STAGES = (300, 1500)
@@ -46,12 +42,6 @@ _AIM = 0.97
 """Share of what may be possible at which items are priced: at all of it few things are left to choose."""
 _SMALLEST, _FEW_SMALL = 40, 3
 """Items of each phase and region among which services look for a place, and where services are very many."""
-_AIMS = 4
-"""Shares that are tried one after the other where services are very many."""
-_AIM_STEP = 0.03
-"""How much less is tried where nothing was found, as a share of what may be possible."""
-_AIM_WORK = 0.3
-"""Share of the work left that may go into pricing one of them."""
 _STAND_ROUNDS = 2
 """Rounds of the heuristic that looks for a place for each of very many services."""
 _RAISE_WORK = 0.6
@@ -71,8 +61,7 @@ class ServedDemand:
     """The most that can be served: a solution, the fraction of each service's demand to serve, and proof.
 
     `achieved` is the common fraction or the weighted mean, `fraction_bound` what is proven of the largest;
-    `prices` are duals that say what stands in the way; `proof` are those of the bound, and `relaxation` is
-    one of serving this at the least cost, where there is one already.
+    `prices` are duals that say what stands in the way; `proof` are those of the bound.
     """
 
     solution: Solution | None
@@ -81,7 +70,6 @@ class ServedDemand:
     fraction_bound: float
     prices: Prices
     proof: Prices | None = None
-    relaxation: Decomposition | None = None
 
 
 def serve_most(
@@ -112,12 +100,13 @@ def serve_most(
     if is_large(model) and deadline.is_over():
         return _of_start(model, least, some, _serve_nobody(model))
     if len(some) == len(every):
-        some_served = _search_common(model, rebuild, weights, deadline, work, seed, start)
+        some_served = _search(model, rebuild, "common", weights, deadline, work, seed, start)
     else:
-        some_served = _search_common(
+        some_served = _search(
             rebuild(some, 1.0),
             # Numbered anew among `some`: back to the numbers of all.
             lambda inner, f: rebuild([some[i] for i in inner], f),
+            "common",
             weights[some],
             deadline,
             work,
@@ -198,20 +187,6 @@ def _spread_out(model: RentModel, service: int) -> Ints:
     return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
 
 
-def _search_common(
-    model: RentModel,
-    rebuild: Rebuild,
-    weights: Floats,
-    deadline: Deadline,
-    work: Work,
-    seed: int,
-    start: Solution | None = None,
-) -> ServedDemand:
-    if is_large(model) and model.limits.spread == 1:
-        return _search_large(model, rebuild, deadline, work, seed)
-    return _search(model, rebuild, "common", weights, deadline, work, seed, start)
-
-
 def _search(
     model: RentModel,
     rebuild: Rebuild,
@@ -274,73 +249,12 @@ def _search(
     if standing.solution is not None:
         achieved = float(best.min(initial=1.0)) if common else float(best @ normal)
     fraction_bound = max(achieved, min(1.0, 1.0 - standing.bound))
-    return ServedDemand(standing.solution, best, achieved, fraction_bound, prices)
+    proof = mixes.root.prices
+    return ServedDemand(standing.solution, best, achieved, fraction_bound, prices, proof)
 
 
-def _search_large(
-    model: RentModel, rebuild: Rebuild, deadline: Deadline, work: Work, seed: int
-) -> ServedDemand:
-    """Return the largest common share of very many services, by diving from relaxations of less.
-
-    What serving the share that is found costs at least is a relaxation that there is already, then.
-    """
-    # Only what is served counts here: starting costs nothing.
-    model = replace(model, start=np.zeros(len(model.start)))
-    every = list(range(len(model.services)))
-    standing = Incumbent(Target(0.0, _ROUGH), deadline, work)
-    oracles = oracles_of(model)
-    bound = Decomposition(model, oracles, "common", np.zeros(len(every)), standing, seed)
-    bound.pace = bound.rough
-    bound.converge(_start_prices(model, oracles))
-    prices = bound.relaxed[0] if bound.relaxed else bound.root.prices
-    most = min(1.0, 1.0 - standing.bound)
-    low, high, aim, achieved = 0.0, 1.0, _AIM, 0.0
-    found: Solution | None = None
-    best: Decomposition | None = None
-    mixes: Decomposition | None = None
-    for _ in range(_AIMS):
-        if deadline.is_over() or high - low <= _AIM_STEP / 2.0:
-            break
-        smaller = rebuild(every, max(_MIN_FRACTION, aim * most))
-        # Work of its own, so that pricing cannot spend what the others need.
-        own = Work(work.part(_AIM_WORK))
-        mixes = price_mixes(smaller, Incumbent(Target(_ROUGH), deadline, own), seed, mixes)
-        fitted = Dive(mixes, FastSearch(smaller)).run()
-        work.charge(own.spent)
-        if fitted is None:
-            high, aim = aim, max((low + aim) / 2.0, aim - _AIM_STEP)
-        else:
-            found, best = fitted.solution, mixes
-            achieved = float(_shares(model, found).min())
-            low, aim = aim, (aim + high) / 2.0
-    share = np.full(len(every), achieved)
-    most = max(achieved, most)
-    return ServedDemand(found, share, achieved, most, prices, bound.root.prices, best)
-
-
-def _start_prices(model: RentModel, oracles: Sequence[ServiceOracle]) -> Prices:
-    """Return market prices, scaled to where they prove most: nobody serves more than all on offer is worth.
-
-    At t times market prices it is the least over d of 1 - d + t (what serving d costs - what there is).
-    """
-    market = market_prices(model)
-    worth = float(model.supply.usd @ model.supply.available)
-    cost = np.full(oracles[0].grid + 1, -worth)
-    for oracle in oracles:
-        cost += oracle.legs(market.row).total.dense(oracle.grid)
-    left = 1.0 - np.arange(len(cost)) / (len(cost) - 1)
-    scales = [2.0**power / worth for power in np.arange(-8.0, 8.0, 0.25)]
-    best = max(scales, key=lambda scale: float((left + scale * cost).min()))
-    return Prices(best * market.row, rent=0.0)
-
-
-def price_mixes(
-    model: RentModel, standing: Incumbent, seed: int, known: Decomposition | None = None
-) -> Decomposition:
-    """Return the relaxation over mixes at the least cost, leaving a service out being dear.
-
-    `known` is one of the same services asked for another share: its prices and mixes are a start.
-    """
+def price_mixes(model: RentModel, standing: Incumbent, seed: int) -> Decomposition:
+    """Return the relaxation over mixes at the least cost, leaving a service out being dear."""
     mixes = Decomposition(
         model, oracles_of(model), "cost", np.zeros(len(model.services)), standing, seed
     )
@@ -351,14 +265,7 @@ def price_mixes(
     mixes.master.set_unserved(mixes.unserved)
     if is_large(model):
         mixes.pace = mixes.rough
-    if known is None:
-        mixes.converge()
-        return mixes
-    for service, mix in known.master.mixes:
-        items = dict(mix.items)
-        if served_share(model.items[service], items, model.regions) >= 1.0:
-            mixes.include(service, items)
-    mixes.converge(known.root.prices)
+    mixes.converge()
     return mixes
 
 
