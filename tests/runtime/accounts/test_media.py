@@ -125,7 +125,7 @@ def test_a_database_of_the_version_before_is_brought_up_to_date(tmp_path: Path) 
         ):
             for name in names:
                 connection.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
-        for table in ("gateways", "rate_buckets", "rate_leases", "ledger_gaps"):
+        for table in ("gateways", "rate_buckets", "rate_leases", "ledger_gaps", "budgets"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
     connection.close()
