@@ -311,7 +311,7 @@ class Gateway(Application):
             self.pool.listeners.remove(self._follow_pool)
             self.pool.listeners.remove(self.history.follow)
             self.history.close()
-            self.budgets.close()
+            await self.budgets.close()
         # Aborted connections tell their requests in the next turn of the loop: those end before the log
         # does.
         await asyncio.sleep(0)

@@ -134,7 +134,7 @@ class BudgetWatch:
         found = stand((budget for budget, _ in told.values()), rows)
         self.standings = tuple(replace(one, in_settings=told[one.budget.id][1]) for one in found)
 
-    def close(self) -> None:
-        """Stop looking."""
+    async def close(self) -> None:
+        """Wait for the look that is under way: cut off, it would leave the database's connection open."""
         if self._looking is not None:
-            self._looking.cancel()
+            await self._looking

@@ -399,6 +399,8 @@ def test_the_ledger_is_exact_wherever_a_gateway_is_killed(
                     folder.close()
                 assert book._task is not None
                 book._task.cancel()
+                # Whoever reads still would not give back what it reads with.
+                await bench.gateway.budgets.close()
                 await book.database.close()
 
                 async def recover() -> None:
