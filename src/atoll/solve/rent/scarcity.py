@@ -11,7 +11,7 @@ unserved to be minimised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -20,16 +20,16 @@ import numpy as np
 from atoll.solve.array_types import Floats, Ints
 from atoll.solve.deadline import Deadline
 from atoll.solve.rent.fast.fast_search import FastSearch
+from atoll.solve.rent.fluid_program import FluidProgram
 from atoll.solve.rent.greedy_allocation import fill, served_share
 from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
 from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
-from atoll.solve.rent.mix_master import Decomposition
-from atoll.solve.rent.relaxation import Prices, market_prices, slacks
+from atoll.solve.rent.mix_master import Decomposition, blend
+from atoll.solve.rent.relaxation import Prices, lift, market_prices, slacks
 from atoll.solve.rent.rent_search import SMALL, free_items, is_large, lowest_each, oracles_of
 from atoll.solve.rent.rental_program import cheapest_supply
 from atoll.solve.rent.rounding import Dive
-from atoll.solve.rent.service_oracle import ServiceOracle
 
 Rebuild = Callable[[list[int], float], RentModel]
 """The model of some of the services with this fraction of their demand asked for."""
@@ -49,7 +49,11 @@ _SMALLEST, _FEW_SMALL = 40, 3
 _AIMS = 4
 """Shares that are tried one after the other where services are very many."""
 _AIM_STEP = 0.03
-"""How much less is tried where nothing was found, as a share of what may be possible."""
+"""How near what was found must come to what was not, as twice that share of what may be possible."""
+_MIX_ROUNDS = 10
+"""Rounds of finding mixes near good prices."""
+_STAY = 0.5
+"""How near to them."""
 _AIM_WORK = 0.3
 """Share of the work left that may go into pricing one of them."""
 _STAND_ROUNDS = 2
@@ -288,59 +292,60 @@ def _search_large(
     model = replace(model, start=np.zeros(len(model.start)))
     every = list(range(len(model.services)))
     standing = Incumbent(Target(0.0, _ROUGH), deadline, work)
-    oracles = oracles_of(model)
-    bound = Decomposition(model, oracles, "common", np.zeros(len(every)), standing, seed)
-    bound.pace = bound.rough
-    bound.converge(_start_prices(model, oracles))
-    prices = bound.relaxed[0] if bound.relaxed else bound.root.prices
+    prices = FluidProgram(model, rent=0.0, seed=seed, work=work).converge(deadline)
+    bound = Decomposition(model, oracles_of(model), "common", np.zeros(len(every)), standing, seed)
+    bound.rate(prices)
     most = min(1.0, 1.0 - standing.bound)
     low, high, aim, achieved = 0.0, 1.0, _AIM, 0.0
     found: Solution | None = None
     best: Decomposition | None = None
-    mixes: Decomposition | None = None
     for _ in range(_AIMS):
         if deadline.is_over() or high - low <= _AIM_STEP / 2.0:
             break
         smaller = rebuild(every, max(_MIN_FRACTION, aim * most))
         # Work of its own, so that pricing cannot spend what the others need.
         own = Work(work.part(_AIM_WORK))
-        mixes = price_mixes(smaller, Incumbent(Target(_ROUGH), deadline, own), seed, mixes)
+        guide = FluidProgram(smaller, rent=1.0, seed=seed, work=own).converge(deadline)
+        mixes = _price_near(smaller, guide, Incumbent(Target(_ROUGH), deadline, own), seed)
         fitted = Dive(mixes, FastSearch(smaller)).run()
         work.charge(own.spent)
         if fitted is None:
-            high, aim = aim, max((low + aim) / 2.0, aim - _AIM_STEP)
+            high, aim = aim, (low + aim) / 2.0
         else:
             found, best = fitted.solution, mixes
             achieved = float(_shares(model, found).min())
             low, aim = aim, (aim + high) / 2.0
     share = np.full(len(every), achieved)
     most = max(achieved, most)
-    return ServedDemand(found, share, achieved, most, prices, bound.root.prices, best)
+    return ServedDemand(found, share, achieved, most, prices, prices, best)
 
 
-def _start_prices(model: RentModel, oracles: Sequence[ServiceOracle]) -> Prices:
-    """Return market prices, scaled to where they prove most: nobody serves more than all on offer is worth.
+def _price_near(model: RentModel, guide: Prices, standing: Incumbent, seed: int) -> Decomposition:
+    """Return mixes of serving everything at the least cost, found near prices that are good already."""
+    mixes = Decomposition(
+        model, oracles_of(model), "cost", np.zeros(len(model.services)), standing, seed
+    )
+    first = mixes.rate(guide)
+    mixes.unserved = _UNSERVED_PRICE * np.maximum(
+        1.0, [min(legs.least, _MAX_COST) for legs in first.legs]
+    )
+    mixes.master.set_unserved(mixes.unserved)
+    mixes.gather(guide, np.ones(len(model.services)))
+    for _ in range(_MIX_ROUNDS):
+        result = mixes.master.relax(standing.deadline.limit())
+        if result.status != "optimal" or standing.deadline.is_over():
+            break
+        there = lift(model, mixes.master.prices(result))
+        duals = mixes.master.demand_duals(result)
+        mixes.relaxed = there, duals
+        near = result.objective - first.value <= standing.target.spare(result.objective)
+        if near or not mixes.gather(blend(guide, there, _STAY), duals):
+            break
+    return mixes
 
-    At t times market prices it is the least over d of 1 - d + t (what serving d costs - what there is).
-    """
-    market = market_prices(model)
-    worth = float(model.supply.usd @ model.supply.available)
-    cost = np.full(oracles[0].grid + 1, -worth)
-    for oracle in oracles:
-        cost += oracle.legs(market.row).total.dense(oracle.grid)
-    left = 1.0 - np.arange(len(cost)) / (len(cost) - 1)
-    scales = [2.0**power / worth for power in np.arange(-8.0, 8.0, 0.25)]
-    best = max(scales, key=lambda scale: float((left + scale * cost).min()))
-    return Prices(best * market.row, rent=0.0)
 
-
-def price_mixes(
-    model: RentModel, standing: Incumbent, seed: int, known: Decomposition | None = None
-) -> Decomposition:
-    """Return the relaxation over mixes at the least cost, leaving a service out being dear.
-
-    `known` is one of the same services asked for another share: its prices and mixes are a start.
-    """
+def price_mixes(model: RentModel, standing: Incumbent, seed: int) -> Decomposition:
+    """Return the relaxation over mixes at the least cost, leaving a service out being dear."""
     mixes = Decomposition(
         model, oracles_of(model), "cost", np.zeros(len(model.services)), standing, seed
     )
@@ -351,14 +356,7 @@ def price_mixes(
     mixes.master.set_unserved(mixes.unserved)
     if is_large(model):
         mixes.pace = mixes.rough
-    if known is None:
-        mixes.converge()
-        return mixes
-    for service, mix in known.master.mixes:
-        items = dict(mix.items)
-        if served_share(model.items[service], items, model.regions) >= 1.0:
-            mixes.include(service, items)
-    mixes.converge(known.root.prices)
+    mixes.converge()
     return mixes
 
 
