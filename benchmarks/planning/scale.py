@@ -51,7 +51,13 @@ PARTS = {
     ),
     "rent": Part(
         "benchmarks.planning.scale_rent",
-        (Bar("rent200_gap", 2.0), Bar("rent200_cpu_s", 120.0)),
+        (
+            Bar("rent200_gap", 2.0),
+            Bar("rent200_cpu_s", 120.0),
+            Bar("rent200_starved_gap", 2.0),
+            Bar("rent200_starved_cpu_s", 120.0),
+            Bar("rent200_deadline_overrun_s", 2.0),
+        ),
     ),
     "members": Part("benchmarks.federation.scale_members", (Bar("members10000_mb", None),)),
     "streams": Part(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from atoll.solve.deadline import Deadline
 from atoll.solve.rent import allocation, rent_search
 from atoll.solve.rent.allocation import allocate, rent_model
 from atoll.solve.rent.allocation_types import DECODE, PREFILL, Allocation
-from atoll.solve.rent.relaxation import market_prices
+from atoll.solve.rent.fluid_program import FluidProgram
+from atoll.solve.rent.incumbent import Work
+from atoll.solve.rent.relaxation import evaluate, market_prices
 from atoll.solve.rent.rent_search import oracles_of
+from atoll.solve.rent.service_oracle import ServiceOracle
 from atoll.solve.rent.template_pool import TemplatePool
 from tests.seeds import seeds
 from tests.solve.rent.cases import Case, faults, optimum, random_case, service, supply_of
@@ -110,3 +114,38 @@ def test_a_dive_comes_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain.served.min() == answer.served.min() == 1.0
     assert answer.bound <= plain.objective + 1e-6
     assert plain.bound <= answer.objective <= 1.1 * plain.objective
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_of_instances_price_what_is_short(seed: int) -> None:
+    case = many_templates(seed, available=2)
+    model = rent_model(case.services, case.supply, case.limits, (), 0.0, {0: 1.0, 1: 1.0})
+    program = FluidProgram(model, rent=0.0, seed=0, work=Work(np.inf))
+    prices = program.converge(Deadline(np.inf))
+    unserved = program.relax(np.inf).objective
+    oracles = oracles_of(model)
+    left = evaluate(model, oracles, "common", prices, np.zeros(2)).value
+    most = solve(case).served.min()
+    # Whole instances serve no more than parts, and what is proven at these prices is at least that.
+    assert most < 1.0
+    assert most <= 1.0 - left + 1e-6
+    assert left >= unserved - 2.0 / oracles[0].grid
+
+
+def test_no_split_over_many_zones_costs_less_than_the_best_price_for_throughput() -> None:
+    case = many_templates(3)
+    model = rent_model(case.services, case.supply, case.limits, (), 0.0, {0: 1.0, 1: 1.0})
+    row = market_prices(model).row
+    for items, asked in zip(model.items, model.services, strict=True):
+        # So coarse that every item is rounded up to one of a few steps.
+        oracle = ServiceOracle(asked, items, model.regions, 8)
+        per_share = items.prices(row) / items.share
+        rates = [
+            sum(
+                per_share[(items.phase == phase) & (items.region == g)].min(initial=np.inf)
+                for phase in (PREFILL, DECODE)
+            )
+            for g in range(model.regions)
+        ]
+        assert oracle.legs(row).least >= min(rates) * 7.0 / 8.0 * (1.0 - 1e-9)
+        assert oracle.legs(row).least <= oracle.legs(row, lower=False).least + 1e-9

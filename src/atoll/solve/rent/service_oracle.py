@@ -178,7 +178,7 @@ class ServiceOracle:
         """Return the functions at these prices: a lower bound, or else what whole instances do serve."""
         cost, gain = self._price(row_price)
         leads = np.arange(self.zones) if self._zone_order is None else self._find_leads(row_price)
-        some = self._best_zones(row_price, leads) if not lower else np.unique(leads)
+        some = np.unique(leads) if lower else self._best_zones(row_price, cost, leads)
         tables = {
             (phase, zone): self._table((phase, zone), cost, lower)
             for zone in some.tolist()
@@ -186,6 +186,7 @@ class ServiceOracle:
         }
         legs = self._legs(cost, gain, tables, leads, lower=lower)
         if lower:
+            legs = self._raise_to_rate(legs)
             self._rank(row_price, legs)
         return legs
 
@@ -195,19 +196,47 @@ class ServiceOracle:
             full = np.array([function.at(self.grid) for function in legs.zones])
             self._ranked = row_price.copy(), np.argsort(full, kind="stable")
 
+    def _zone_rates(self, cost: Floats) -> Floats:
+        """Return by zone the best price for throughput, as that of all of the demand."""
+        # No item runs where this is asked, so they are in order of phase and zone.
+        cuts = self.items.cuts(self.zones)
+        rate = np.full(len(cuts) - 1, np.inf)
+        some = np.flatnonzero(np.diff(cuts))
+        if len(some):
+            rate[some] = np.minimum.reduceat(cost / self.items.share, cuts[some])
+        by_phase = rate.reshape(len(PHASES), self.zones)
+        return np.asarray(np.minimum(by_phase[PREFILL] + by_phase[DECODE], by_phase[BOTH]))
+
+    def _raise_to_rate(self, legs: Legs) -> Legs:
+        """Return legs that cost no less than what they serve at the best price for throughput of all zones.
+
+        Levels are rounded for each part of a split: where parts are many, their sum says less than this.
+        """
+        if legs.split is None:
+            return legs
+        least = self._zone_rates(legs.cost).min()
+        if not np.isfinite(least):
+            return legs
+        value = np.maximum(legs.split.value, float(least) * self._share_below)
+        return replace(legs, totals=(steps_of(value, lower=True),))
+
     def _find_leads(self, row_price: Floats) -> Ints:
         """Return for each zone one that costs no more for anything, itself where there is none."""
         if self._zone_order is None:
             return np.arange(self.zones)
         return self._zone_order.leads(row_price)
 
-    def _best_zones(self, row_price: Floats, leads: Ints) -> Ints:
+    def _best_zones(self, row_price: Floats, cost: Floats, leads: Ints) -> Ints:
         """Return the zones to choose among: where there are many, the few in which all of it costs least."""
         some = np.unique(leads)
-        if len(some) <= _FEW_ZONES or self._ranked is None:
+        if self._zone_order is None or len(some) <= _FEW_ZONES:
             return some
-        known, ranked = self._ranked
-        return ranked[:_FEW_ZONES] if np.array_equal(known, row_price) else some
+        if self._ranked is not None and np.array_equal(self._ranked[0], row_price):
+            return self._ranked[1][:_FEW_ZONES]
+        # Where services are very many, tables of all zones take too long: the best by throughput.
+        if self.grid < GRID:
+            return some[np.argsort(self._zone_rates(cost)[some], kind="stable")[:_FEW_ZONES]]
+        return some
 
     def lend(self, legs: Legs) -> tuple[Legs, Rents]:
         """Return a lower bound where another service may use a part of single phases, and at which rents.
