@@ -87,6 +87,30 @@ def test_sooner_counts_a_little() -> None:
     assert Measured(100.0, 2.0, 3.0).score == pytest.approx(100.0 / 2.0**0.2 / 3.0**0.1)
 
 
+@pytest.mark.parametrize(("quick_tokens_per_s", "taken"), [(96.0, 4), (90.0, 7)])
+def test_what_answers_sooner_generates_at_most_a_twentieth_less(
+    quick_tokens_per_s: float, taken: int
+) -> None:
+    def measure(placement: Placement, carried: Flows, draw: int) -> Measured:
+        sooner = placement.end[0] == 4
+        return Measured(quick_tokens_per_s if sooner else 100.0, 0.1 if sooner else 1.0, 0.1)
+
+    own = instance(4, 16, most=12)
+    found = refine(
+        own,
+        lanes(4, 7),
+        (usual,),
+        measure,
+        quick=lambda start, end: 0.0,
+        deadline=Deadline(LONG),
+        random=np.random.default_rng(3),
+        max_runs=60,
+    )
+    assert found.placement.end[0] == taken
+    # It would be taken by its score alone.
+    assert Measured(90.0, 0.1, 0.1).score > Measured(100.0, 1.0, 0.1).score
+
+
 def test_nothing_is_better_for_its_luck_under_one_draw() -> None:
     def lucky(placement: Placement, carried: Flows, draw: int) -> Measured:
         # Seven layers shine under the first draw only; five are the best in the mean.
