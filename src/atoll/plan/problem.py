@@ -591,6 +591,15 @@ class Problem(Frozen):
             return "place"
         return "graph" if any(service.is_graph for service in self.services) else "rent"
 
+    def scale_demand(self, factor: float) -> Problem:
+        """Return the problem with the demand of every service multiplied by `factor`."""
+        if factor == 1.0:
+            return self
+        services = (
+            one.model_copy(update={"rate_per_s": one.rate_per_s * factor}) for one in self.services
+        )
+        return self.replace(services=tuple(services))
+
     @property
     def hosts(self) -> frozenset[str]:
         """Names of the machines of a fixed cluster; none where nodes are rented."""

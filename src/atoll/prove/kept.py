@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.plan.kept_groups import KeptGroup, enough_requests, pool_groups
-from atoll.plan.plan import KeptPromise
+from atoll.plan.plan import SOURCE, KeptPromise
 from atoll.plan.request_groups import DECILES, list_groups
+from atoll.prove.equal_parts import equal_part
 from atoll.prove.losses import loss_failures, lost_nodes, spot_losses
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 from atoll.solve.loss_routes import with_loss_routes
@@ -59,6 +60,16 @@ _MAX_REQUESTS = 120_000
 """Requests of all services in one simulation, about: memory and time grow with them."""
 _MAX_TOKENS = 6e6
 """Tokens of all services in one simulation, about."""
+_MAX_PASSES = 1e7
+"""Tokens times the nodes they pass, in one simulation of a large cluster, about: some CPU-seconds."""
+_STAYS = 2.0
+"""As many times as a request may take is simulated of a large cluster at least: it is full after one."""
+_FAR_BELOW = 0.75
+"""Share of the demand below which what is carried leaves no doubt that hardly any promise is kept."""
+_LARGE_RUNS = 2
+"""Simulations of a large cluster with fresh arrivals, at least: over many pipelines arrivals even out."""
+_MAX_LARGE = 4
+"""The same at most, while it is not sure what is kept."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,11 @@ def are_surely_kept(promises: Iterable[KeptPromise]) -> bool:
     return all(promise.is_surely_kept for promise in promises)
 
 
+def are_hopeless(promises: Iterable[KeptPromise]) -> bool:
+    """Whether one is missed by so much that no placement of the same kind will keep it."""
+    return any(worst_of(promise).both < promise.target - _HOPELESS_MARGIN for promise in promises)
+
+
 def worst_of(promise: KeptPromise) -> KeptShares:
     """Return the shares of a promise, or of the group of requests that falls shortest (`find_worst`)."""
     shares = KeptShares(promise.kept, promise.kept_ttft, promise.kept_tpot, promise.groups)
@@ -237,8 +253,10 @@ def look_at(
     targets = {service.name: service.target for service in problem.services}
     found: dict[str, KeptSample] = {}
     day = _runs_for_a_day(plan, problem)
-    for runs in (_FRESH_RUNS, day, _MAX_DAYS * day):
-        if found and runs <= _FRESH_RUNS:
+    large = is_large(problem)
+    least, most = (_LARGE_RUNS, _MAX_LARGE) if large else (_FRESH_RUNS, _MAX_FRESH)
+    for runs in (least, day, _MAX_DAYS * day):
+        if found and runs <= least:
             break
         if any(one.is_surely_short(targets[name]) for name, one in found.items()):
             break
@@ -251,7 +269,7 @@ def look_at(
             targets,
             first_seed=first_seed,
             min_runs=runs,
-            max_runs=max(runs, _MAX_FRESH),
+            max_runs=max(runs, most),
             deadline=deadline,
             known=found,
         )
@@ -336,11 +354,7 @@ def simulate_losses(
     fewer = problem
     if survival.keep < 1.0:
         # Those that need not be kept are turned away, so that the others are served in time.
-        services = tuple(
-            one.model_copy(update={"rate_per_s": one.rate_per_s * survival.keep})
-            for one in problem.services
-        )
-        fewer = problem.replace(services=services)
+        fewer = problem.scale_demand(survival.keep)
     owners = {instance.id: instance.service for instance in plan.instances}
     for loss, failures in loss_failures(plan, problem, _LOST_S):
         hit = covered & {owners[name] for name in loss.instances}
@@ -384,7 +398,8 @@ def simulate_kept(
     Spot nodes are lost as often as the problem says. There are so many `requests` of the service that is
     asked least often, and more where its rarest class takes more to be judged, within limits; `constants` are
     those of the performance model unless given. Only `services` are asked for anything, where given: in a
-    plan of their own nodes they are on their own.
+    plan of their own nodes they are on their own. A large cluster is simulated for as long as fills it, one
+    of its equal parts (`equal_parts`), and not to the end of a queue where far more arrive than it carries.
     """
     from atoll.sim.api import simulate
     from atoll.sim.problem_demand import demand_of
@@ -400,13 +415,24 @@ def simulate_kept(
         return {}
     # As long as all would be simulated, so that what one keeps does not depend on which others are.
     seconds = _seconds(plan, problem, requests)
+    warm_s, until_s = seconds / 10.0, math.inf
+    if is_large(problem):
+        warm_s = max(warm_s, _stay_s(problem))
+        carried = sum(instance.throughput_per_s for instance in plan.instances)
+        if carried < _FAR_BELOW * sum(service.demand_per_s for service in asked):
+            until_s = seconds + _stay_s(problem)
+        if not losses:
+            part = equal_part(plan, problem)
+            plan, problem = part.plan, part.problem
+            asked = [problem.service(service.name) for service in asked]
     arrivals = collect(demand_of(problem.replace(services=tuple(asked)), seconds), seed)
     options = SimOptions(
         seed=seed,
         # Requests count after a tenth of the time, when queues have filled, and after every loss that is
         # asked for.
-        from_s=max(seconds / 10.0, *(loss.time_s for loss in losses), 0.0),
+        from_s=max(warm_s, *(loss.time_s for loss in losses), 0.0),
         failures=(*losses, *_beside(spot_losses(plan, problem, seconds, seed), losses)),
+        until_s=until_s,
         constants=constants,
         # Neighbours on a GPU may be of services that are not asked.
         turns=False,
@@ -436,7 +462,29 @@ def _seconds(plan: Plan, problem: Problem, requests: int) -> float:
     if lost_nodes(plan, problem):
         stands_s = 3600.0 / problem.limits.spot_loss_per_h
         wanted_s = max(wanted_s, min(stands_s, _LOSS_STRETCH * wanted_s))
+    if is_large(problem):
+        most_s = _MAX_PASSES / max(tokens_per_s * _passed(plan), 1e-9)
+        return max(_STAYS * _stay_s(problem), min(wanted_s, max_s, most_s))
     return max(_MIN_S, min(wanted_s, max_s))
+
+
+def is_large(problem: Problem) -> bool:
+    """Return whether a problem has a cluster of so many machines that simulations of it are kept short."""
+    from atoll.solve.place.sites.site_placement import is_large
+
+    return problem.cluster is not None and is_large(problem)
+
+
+def _stay_s(problem: Problem) -> float:
+    """Return how long a request of the mean length may take within its promise, of the slowest service."""
+    return max(s.ttft_s + s.tpot_s * s.lengths.output_mean for s in problem.services)
+
+
+def _passed(plan: Plan) -> float:
+    """Return how many nodes a request passes in the mean."""
+    flows = [(flow.src, flow.per_s) for one in plan.instances for flow in one.flows]
+    entered = sum(per_s for src, per_s in flows if src == SOURCE)
+    return sum(per_s for src, per_s in flows if src != SOURCE) / entered if entered > 0.0 else 1.0
 
 
 def _runs_for_losses(plan: Plan, problem: Problem) -> int:

@@ -8,9 +8,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from atoll.prove.kept import FRESH_SEED, are_surely_kept, look_at, sample_kept, worst_of
+from atoll.plan.validate.check import goal_value
+from atoll.prove.kept import (
+    FRESH_SEED,
+    are_hopeless,
+    are_surely_kept,
+    is_large,
+    look_at,
+    sample_kept,
+    worst_of,
+)
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.prove.step_tokens import fit_steps
+from atoll.solve.assembly import assemble
 from atoll.solve.deadline import Deadline
 from atoll.solve.registry import solve
 from atoll.solve.solve_progress import SolveStats
@@ -39,6 +49,10 @@ _SEEDS = 100
 """Seeds that are set aside for one placement."""
 _PARTS = 16
 """Shares of the demand that are looked at where too few requests keep their promises."""
+_PART_RUNS = 3
+"""Simulations of each of them; one is enough of a large cluster."""
+_SIMPLE_TRIES = 3
+"""How often the simplest placement of a large cluster is sought, each time for tighter promises."""
 
 
 def add_simulations(problem: Problem, request: PlanRequest) -> PlanRequest:
@@ -81,10 +95,9 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
     shorter (`step_tokens`), and if that is not enough pipelines are placed that would keep a tighter one,
     shorter or less loaded. A placement is taken when it surely keeps them, and else the one that comes
     closest. Unless an objective is asked for, the simplest placement that serves all demand is
-    tried before (`solve.place.simple_placement`).
+    tried before (`solve.place.simple_placement`); on a large cluster that cannot serve all of it so, it is
+    the one for the largest share that keeps all promises.
     """
-    from atoll.plan.validate.check import check
-
     catalog, deadline = request.catalog_for(problem), Deadline(request.deadline_s)
     say = partial(request.say, "promises")
 
@@ -102,19 +115,37 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
     say("placing")
     # Where no placement is tried for a tighter promise, the first one may take what simulating it leaves.
     promised = request.effort.promise
-    first = plan = place(problem, _FIRST_SHARE if promised else _ONLY_SHARE)
-    tighter = problem
+    first = place(problem, _FIRST_SHARE if promised else _ONLY_SHARE)
+    if is_large(problem) and promised and request.effort.objective is None:
+        found = _keep_share(problem, request, deadline, first)
+        if found is not None:
+            return found
+    return _keep_tighter(problem, request, deadline, first, place)
+
+
+def _keep_tighter(
+    problem: Problem,
+    request: PlanRequest,
+    deadline: Deadline,
+    first: Plan,
+    place: Callable[[Problem], Plan],
+) -> Plan:
+    """Return the first plan if it keeps its promises, one placed for tighter ones, or the closest."""
+    from atoll.plan.validate.check import check
+
+    catalog, say = request.catalog_for(problem), partial(request.say, "promises")
+    plan, tighter, large = first, problem, is_large(problem)
     best: tuple[tuple[bool, float], Plan] | None = None
     for number in range(1, _MAX_PLACEMENTS + 1):
         if not plan.instances or (number > 1 and plan.status == "partial"):
             break
-        # Placed for tighter promises it may be, but its engines are told those that are asked for.
-        stated = {"problem_hash": problem.content_hash(), "engines": problem.launches()}
-        plan = plan.model_copy(update=stated)
+        plan = _stated(plan, problem)
         check(plan, problem, catalog)
         say("simulating arrivals")
         try:
-            plan = fit_steps(plan, problem, catalog, deadline)
+            if not (large and plan.status == "partial"):
+                # Shorter steps carry less: they help nobody where too little is carried.
+                plan = fit_steps(plan, problem, catalog, deadline)
             promises = look_at(plan, problem, catalog, deadline, first_seed=_fresh_seed(number))
         except SimulationCutShortError:
             break
@@ -123,7 +154,9 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
         rank = sure, min((p.margin for p in promises), default=0.0)
         if best is None or rank > best[0]:
             best = rank, plan
-        if sure or number == _MAX_PLACEMENTS or not promised:
+        if sure or number == _MAX_PLACEMENTS or not request.effort.promise:
+            break
+        if large and are_hopeless(promises):
             break
         if deadline.left < _AGAIN_SHARE * deadline.seconds:
             break
@@ -147,20 +180,106 @@ def _keep_simply(problem: Problem, request: PlanRequest, deadline: Deadline) -> 
         return None
     request.say("promises", "looking for the simplest placement")
     part = Deadline(deadline.share(_SIMPLE_SHARE))
-    done: Counter[str] = Counter()
-    plan = place_simply(problem, catalog, part, partial=effort.partial, done=done)
-    if request.stats is not None:
-        request.stats.add(SolveStats(work=done))
-    if plan is None or part.missed:
+    asked = problem
+    for number in range(_SIMPLE_TRIES if is_large(problem) else 1):
+        done: Counter[str] = Counter()
+        plan = place_simply(asked, catalog, part, partial=effort.partial, done=done)
+        if request.stats is not None:
+            request.stats.add(SolveStats(work=done))
+        if plan is None or part.missed:
+            return None
+        plan = _stated(plan, problem)
+        check(plan, problem, catalog)
+        seed = FRESH_SEED if number == 0 else _fresh_seed(_MAX_PLACEMENTS + number)
+        try:
+            plan = fit_steps(plan, problem, catalog, deadline)
+            promises = look_at(plan, problem, catalog, deadline, first_seed=seed)
+        except SimulationCutShortError:
+            return None
+        if are_surely_kept(promises):
+            return plan.model_copy(update={"promises": promises})
+        if are_hopeless(promises):
+            break
+        asked = _tighten(asked, promises)
+    return None
+
+
+def _keep_share(
+    problem: Problem, request: PlanRequest, deadline: Deadline, first: Plan
+) -> Plan | None:
+    """Return the simplest placement for the largest share of the demand that keeps all promises, or None.
+
+    Shares are sixteenths of what the `first` plan carries. Its pipelines are long and carry the most; these
+    are short, and more requests keep their promises.
+    """
+    from atoll.plan.validate.check import check
+    from atoll.solve.place.simple_placement import place_simply
+
+    catalog, say = request.catalog_for(problem), partial(request.say, "promises")
+    most = min(first.served_fraction.values(), default=0.0)
+    if most <= 0.0:
         return None
-    check(plan, problem, catalog)
+    best: tuple[float, Plan] | None = None
+    low, high = 0, _PARTS
     try:
-        plan = fit_steps(plan, problem, catalog, deadline)
-        promises = look_at(plan, problem, catalog, deadline)
+        while high - low > 1:
+            middle = (low + high) // 2
+            share = most * middle / _PARTS
+            say(f"placing {share:.0%} of the demand")
+            less = problem.scale_demand(share)
+            plan = place_simply(
+                problem, catalog, deadline, partial=request.effort.partial, share=share
+            )
+            if plan is not None:
+                fitted = fit_steps(_stated(plan, problem), less, catalog, deadline)
+                if are_surely_kept(look_at(fitted, less, catalog, deadline)):
+                    best, low = (share, fitted), middle
+                    continue
+            high = middle
+        if best is None:
+            return None
+        share, fitted = best
+        plan = assemble(
+            problem,
+            fitted.instances,
+            status="feasible",
+            solver=fitted.solver,
+            bound=first.bound,
+            # Many instances are alike, and so is what binds them.
+            reasons=tuple(dict.fromkeys(fitted.reasons)),
+            goal=fitted.goal,
+            value=goal_value(fitted, problem),
+            catalog=catalog,
+        )
+        steps = fitted.notes[-1:] if fitted.engines != problem.launches() else ()
+        own = {
+            "engines": fitted.engines,
+            "problem_hash": problem.content_hash(),
+            "notes": (_note_share(first, share), *steps),
+        }
+        plan = plan.model_copy(update=own)
+        check(plan, problem, catalog)
+        say("simulating arrivals")
+        promises = look_at(
+            plan, problem, catalog, deadline, first_seed=_fresh_seed(_MAX_PLACEMENTS)
+        )
+        return _with_share(plan, promises, share)
     except SimulationCutShortError:
         return None
-    kept = are_surely_kept(promises)
-    return plan.model_copy(update={"promises": promises}) if kept else None
+
+
+def _note_share(first: Plan, share: float) -> str:
+    carried = min(first.served_fraction.values())
+    return (
+        f"keeps its promises at {share:.0%} of the demand in simulation; the placement of the largest flow "
+        f"would carry {carried:.0%} by its capacities, and was not simulated"
+    )
+
+
+def _stated(plan: Plan, problem: Problem) -> Plan:
+    """The plan for a problem: placed for tighter promises it may be, its engines are told those asked for."""
+    stated = {"problem_hash": problem.content_hash(), "engines": problem.launches()}
+    return plan.model_copy(update=stated)
 
 
 def _fresh_seed(number: int) -> int:
@@ -193,17 +312,18 @@ def see_promises(
         share = _largest_share(plan, problem, catalog, deadline, say)
     except SimulationCutShortError:
         return plan.model_copy(update={"cut_short": True})
+    return _with_share(plan, promises, share)
+
+
+def _with_share(plan: Plan, promises: tuple[KeptPromise, ...], share: float) -> Plan:
+    """The plan with its promises, of which those that are missed say at which share they would be kept."""
     helps = (
         f"would keep it at {share:.0%} of the demand" if share > 0 else "at no share of the demand"
     )
-    return plan.model_copy(
-        update={
-            "promises": tuple(
-                p if p.is_kept else p.model_copy(update={"cause": f"{p.cause}; {helps}"})
-                for p in promises
-            )
-        }
+    told = (
+        p if p.is_kept else p.model_copy(update={"cause": f"{p.cause}; {helps}"}) for p in promises
     )
+    return plan.model_copy(update={"promises": tuple(told)})
 
 
 def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
@@ -230,17 +350,20 @@ def _largest_share(
     """The largest share of the demand, in sixteenths, at which every service keeps enough promises."""
     targets = {service.name: service.target for service in problem.services}
     low, high = 0, _PARTS
+    runs = 1 if is_large(problem) else _PART_RUNS
     while high - low > 1:
         middle = (low + high) // 2
         say(f"simulating {middle / _PARTS:.0%} of the demand")
-        less = problem.replace(
-            services=tuple(
-                s.model_copy(update={"rate_per_s": s.rate_per_s * middle / _PARTS})
-                for s in problem.services
-            )
-        )
+        less = problem.scale_demand(middle / _PARTS)
         kept = sample_kept(
-            plan, less, catalog, targets, first_seed=1, min_runs=3, max_runs=3, deadline=deadline
+            plan,
+            less,
+            catalog,
+            targets,
+            first_seed=1,
+            min_runs=runs,
+            max_runs=runs,
+            deadline=deadline,
         )
         good = all(one.worst(targets[name]).both >= targets[name] for name, one in kept.items())
         low, high = (middle, high) if good else (low, middle)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 NO_ERROR_BARS = "no error bars, as the deadline came first"
 """The note of a plan that does not say how likely its promises are, though that was asked for."""
+NOT_FOR_LARGE = "no error bars, which are not simulated on clusters of more than 100 machines"
+"""The same, where it is the cluster."""
 
 
 def plan(problem: Problem, request: PlanRequest | None = None) -> Plan:
@@ -147,9 +149,12 @@ _SIZING: dict[Family, FindPlan] = {
 
 def _add_error_bars(plan: Plan, problem: Problem, catalog: Catalog, deadline: Deadline) -> Plan:
     """The plan with how likely each promise is kept, over what the performance model may be wrong by."""
+    from atoll.prove.kept import is_large
     from atoll.prove.simulation_deadline import SimulationCutShortError
     from atoll.prove.uncertainty import judge_certainty
 
+    if is_large(problem):
+        return plan.model_copy(update={"notes": (*plan.notes, NOT_FOR_LARGE)})
     try:
         found = judge_certainty(plan, problem, catalog, deadline=deadline)
     except SimulationCutShortError:

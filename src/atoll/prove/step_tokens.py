@@ -16,7 +16,7 @@ from atoll.engines.limits import EngineLaunch
 from atoll.plan.capacities import tokens_per_unit
 from atoll.plan.validate.check import goal_value
 from atoll.plan.validate.validate_cluster import node_limits
-from atoll.prove.kept import find_worst, simulate_kept
+from atoll.prove.kept import find_worst, is_large, simulate_kept
 from atoll.solve.assembly import assemble
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from atoll.solve.deadline import Deadline
 
 _SIZES = (1024, 512, 256, 128, 64)
+_FEW_SIZES = (512, 256)
+"""The same for a large cluster, whose simulations take seconds."""
 _TOKEN_GRID = 16
 """Tokens per step are rounded to multiples of this."""
 _SEED = 1
@@ -58,9 +60,10 @@ def fit_steps(
     if not short:
         return plan
     search.best = {name: (first[name], None) for name in sorted(short)}
-    for tokens in _SIZES:
+    large = is_large(problem)
+    for tokens in _FEW_SIZES if large else _SIZES:
         search.take(dict.fromkeys(search.best, tokens))
-    for factor in (1.5, 0.75):
+    for factor in () if large else (1.5, 0.75):
         search.take(
             {n: round(t * factor / _TOKEN_GRID) * _TOKEN_GRID for n, t in search.chosen.items()},
             search.chosen,

@@ -347,8 +347,9 @@ def _columns(
     outcome = np.full(len(q), OUTCOMES.index("unfinished"), np.int8)
     outcome[q["state"] == a.DONE] = OUTCOMES.index("finished")
     outcome[q["state"] == a.DROPPED] = OUTCOMES.index("dropped")
-    late = np.isnan(q["first_s"]) & (clock_s - q["arrival_s"] > ttft_s)
-    decided = (outcome != OUTCOMES.index("unfinished")) | late
+    # What has not ended by then is late, whatever comes.
+    by_s = np.where(np.isnan(q["first_s"]), q["arrival_s"] + ttft_s, q["first_s"] + gaps * tpot_s)
+    decided = (outcome != OUTCOMES.index("unfinished")) | (clock_s > by_s)
     return RequestColumns(
         service=service.astype(np.int16),
         klass=q["klass"].astype(np.int16),
@@ -361,7 +362,7 @@ def _columns(
         e2e_s=np.where(outcome == 0, q["end_s"] - q["arrival_s"] + later, np.nan),
         retries=q["retries"].astype(np.int16),
         outcome=outcome,
-        met_ttft=(outcome == 0) & (ttft <= ttft_s),
+        met_ttft=(outcome != OUTCOMES.index("dropped")) & (ttft <= ttft_s),
         met_tpot=(outcome == 0) & (tpot <= tpot_s),
         judged=decided & (q["arrival_s"] >= options.from_s),
     )

@@ -51,18 +51,20 @@ def place_simply(
     deadline: Deadline,
     *,
     partial: bool,
+    share: float = 1.0,
     done: Counter[str] | None = None,
 ) -> Plan | None:
-    """Return the simplest placement that serves all demand within its promises, None where there is none.
+    """Return the simplest placement that serves a share of the demand in time, None where there is none.
 
     `done` counts integer programs and their nodes.
     """
-    demands = [service.demand_per_s for service in problem.services]
+    asked = problem.scale_demand(share)
+    demands = [service.demand_per_s for service in asked.services]
     if problem.settings.simplicity <= 0.0 or min(demands) <= 0.0:
         return None
-    shelves = list_shelves(problem, catalog)
+    shelves = list_shelves(asked, catalog)
     columns = list_columns(shelves)
-    solved = choose_simple(problem, shelves, columns, deadline, done)
+    solved = choose_simple(asked, shelves, columns, deadline, done)
     if solved is None:
         return None
     chosen, taken = solved
@@ -71,7 +73,7 @@ def place_simply(
     )
     goal: Goal = "fair" if len(problem.services) > 1 else "sustained"
     plan = plan_of(problem, catalog, placed, goal=goal, bound=None, solver=SEARCH)
-    if min(plan.served_fraction.values(), default=0.0) < 1.0:
+    if min(plan.served_fraction.values(), default=0.0) < share * (1.0 - 1e-9):
         # Links that slices share carry less than the program knows.
         return None
     return plan.model_copy(
