@@ -245,7 +245,8 @@ def _keep_share(
             status="feasible",
             solver=fitted.solver,
             bound=first.bound,
-            reasons=fitted.reasons,
+            # Many instances are alike, and so is what binds them.
+            reasons=tuple(dict.fromkeys(fitted.reasons)),
             goal=fitted.goal,
             value=goal_value(fitted, problem),
             catalog=catalog,
