@@ -22,9 +22,9 @@ from atoll.core.errors import AtollError, UsageError
 from atoll.core.ids import parse_node_type
 from atoll.deploy.commands.node_commands import (
     CommandSettings,
+    InstanceRecipe,
     ServiceWeights,
     executor_command,
-    node_commands,
 )
 from atoll.deploy.commands.paste import format_line
 from atoll.deploy.labels import Labels
@@ -311,14 +311,20 @@ def write_orders(engine: Engine, kind: PlanKind, catalog: Catalog) -> list[Start
         labels = Labels(
             fleet="lab", instance=one.id, plan="p", placement="l", service="chat", role=one.role
         )
-        commands = node_commands(one, weights, settings, labels=labels, launch=launch)
+        recipe = InstanceRecipe(one, weights, labels, launch)
+        commands = recipe.commands(settings)
         # What planners ask is what commands say.
         lacks = list_limits(engine, one, spec, catalog)
         assert not lacks, (
             f"{engine.name} has commands for {kind.title}, and plans avoid it: {lacks}"
         )
         orders.append(
-            StartOrder(one, labels, tuple(replace(each, secrets=()) for each in commands))
+            StartOrder(
+                one,
+                labels,
+                tuple(replace(each, secrets=()) for each in commands),
+                recipe=recipe,
+            )
         )
     return orders
 

@@ -83,6 +83,7 @@ EXTRAS: tuple[Extra, ...] = (
         ),
         "the gateway and instances",
     ),
+    Extra("nixl", ("nixl",), "arrays between executors by RDMA"),
     Extra(
         "fabric",
         ("eclipse-zenoh", "cryptography", "msgspec", "nvidia-ml-py"),

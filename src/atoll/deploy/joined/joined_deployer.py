@@ -251,7 +251,11 @@ def _part(
 ) -> PartOrder:
     recipe = order.recipe
     if recipe is None:
-        raise DeployError(f"{order.labels.instance} has no recipe", kind="settings")
+        raise DeployError(
+            f"{order.labels.instance}: machines that joined run no executors, which need a token",
+            kind="settings",
+            hint="use another target for any-to-any services",
+        )
     return PartOrder(
         instance=recipe.instance,
         labels=order.labels,
