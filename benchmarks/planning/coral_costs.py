@@ -359,7 +359,9 @@ def draw(rows: list[Row], path: Path) -> None:
                 at = np.arange(len(names)) + 0.16 * (place - 2)
                 axis.bar(at, heights, 0.15, color=colour, label=label)
             axis.axhline(1.0, color="black", linewidth=0.6)
-            axis.set_xticks(range(len(names)), [name.replace("_", "\n") for name in names])
+            axis.set_xticks(
+                range(len(names)), [name.replace("_", "\n").replace("-", "\n") for name in names]
+            )
             shown = "Homo" if baseline == "homogeneous" else "Cauchy"
             axis.set_title(f"{shown}: {title}", fontsize=10)
     axes[0][0].legend(fontsize=8)
