@@ -322,7 +322,7 @@ DRAWN = (
     ("the paper", "", "", "0.35"),
     ("as published", "free", "-published", "tab:orange"),
     ("one node a replica", "free", "-node", "tab:green"),
-    ("as strong as it can be", "free", "", "tab:blue"),
+    ("rows of equal nodes", "free", "", "tab:blue"),
     ("the same, as engines run it", "engines", "", "tab:purple"),
 )
 """What a bar shows: the layouts and the end of the method's name."""
