@@ -195,56 +195,71 @@ def measure_costs(
     return figures, rows
 
 
-def measure_goodput(
-    prefix: str, setups: dict[str, Problem], catalog: Catalog, cache: TemplateCache
-) -> tuple[list[Figure], list[Row]]:
-    """Figures 8 to 10: what is served where there are too few nodes, and what that costs."""
-    figures, rows = [], []
-    print("\nScarce: goodput (mean share of demand served over models), common share, $/h")
+def make_pools(
+    setups: dict[str, Problem], catalog: Catalog, cache: TemplateCache
+) -> dict[str, Problem]:
+    """Return the set-ups on too few nodes: the fewest that carry all with free layouts, and some more."""
+    pools = {}
     for setup, problem in setups.items():
         library = libraries(problem, catalog, cache=cache)
         plenty = solve(
             problem, PlanRequest(solver="optimal", deadline_s=DEADLINE_S, catalog=catalog)
         )
-        start = time.perf_counter()
+        start = time.process_time()
         edge = edge_margin(problem, plenty, catalog, library)
-        print(f"  {setup}: edge at {edge:.1f}, {time.perf_counter() - start:6.1f} s", flush=True)
+        print(
+            f"\n{setup}: edge at {edge:.1f}, {time.process_time() - start:6.1f} CPU-s", flush=True
+        )
         for kind, factor in (("scarce", MARGIN[setup]), ("edge", 1.05)):
-            tight = scarce(problem, gpu_memory(plenty, catalog), edge * factor)
-            shares: dict[str, float] = {}
-            common: dict[str, float] = {}
-            usd: dict[str, float] = {}
-            for method in METHODS:
-                start = time.process_time()
-                fraction, together, plan = served(method, tight, catalog)
-                seconds = time.process_time() - start
-                shares[method], common[method] = fraction, together
-                usd[method] = plan.usd_per_hour
-                label = f"{setup}-{kind}"
-                print(
-                    f"  {label:16s} {method:18s} {fraction:6.1%} {together:6.1%}"
-                    f" ${plan.usd_per_hour:9.2f}  {seconds:6.1f} CPU-s",
-                    flush=True,
-                )
-                figure = "8, 9" if setup == "core" else "8, 10"
-                layouts = "engines" if prefix else "free"
-                told = None
-                if method != "optimal" and kind == "scarce":
-                    told = GOODPUT[setup][method.startswith("cauchy")]
-                rows.append(
-                    Row(figure, label, layouts, method, plan.usd_per_hour, fraction, together, told)
-                )
-            name = prefix + (kind if setup == "extended" else f"core_{kind}")
-            for short, method in SHORT.items():
-                note = f"paper {GOODPUT[setup][short.startswith('cauchy')]}"
-                for what, of in (("goodput", shares), ("common", common)):
-                    value = of["optimal"] / of[method] if of[method] > 0 else None
-                    figures.append(Figure(f"{name}_{what}_vs_{short}", value, note=note))
-                figures.append(
-                    Figure(
-                        f"{name}_usd_vs_{short}", usd[SHORT[short]] / usd["optimal"], note="cost"
-                    )
-                )
+            memory = gpu_memory(plenty, catalog)
+            pools[f"{setup}-{kind}"] = scarce(problem, memory, edge * factor)
+    return pools
+
+
+def measure_goodput(
+    prefix: str, pools: dict[str, Problem], catalog: Catalog
+) -> tuple[list[Figure], list[Row]]:
+    """Figures 8 to 10: what is served where there are too few nodes, and what that costs.
+
+    Pools are the same for all layouts.
+    """
+    figures, rows = [], []
+    layouts = "engines" if prefix else "free"
+    print(
+        f"\nScarce, layouts {layouts}: mean share of demand served over models, common share, $/h"
+    )
+    for label, tight in pools.items():
+        setup, _, kind = label.partition("-")
+        shares: dict[str, float] = {}
+        common: dict[str, float] = {}
+        usd: dict[str, float] = {}
+        for method in METHODS:
+            start = time.process_time()
+            fraction, together, plan = served(method, tight, catalog)
+            seconds = time.process_time() - start
+            shares[method], common[method] = fraction, together
+            usd[method] = plan.usd_per_hour
+            print(
+                f"  {label:16s} {method:18s} {fraction:6.1%} {together:6.1%}"
+                f" ${plan.usd_per_hour:9.2f}  {seconds:6.1f} CPU-s",
+                flush=True,
+            )
+            figure = "8, 9" if setup == "core" else "8, 10"
+            told = None
+            if method != "optimal" and kind == "scarce":
+                told = GOODPUT[setup][method.startswith("cauchy")]
+            rows.append(
+                Row(figure, label, layouts, method, plan.usd_per_hour, fraction, together, told)
+            )
+        name = prefix + (kind if setup == "extended" else f"core_{kind}")
+        for short, method in SHORT.items():
+            note = f"paper {GOODPUT[setup][short.startswith('cauchy')]}"
+            for what, of in (("goodput", shares), ("common", common)):
+                value = of["optimal"] / of[method] if of[method] > 0 else None
+                figures.append(Figure(f"{name}_{what}_vs_{short}", value, note=note))
+            figures.append(
+                Figure(f"{name}_usd_vs_{short}", usd[SHORT[short]] / usd["optimal"], note="cost")
+            )
     return figures, rows
 
 
@@ -394,13 +409,16 @@ def main() -> None:
         figures.extend(found[0])
         rows.extend(found[1])
 
+    scarce_in = {"core": core(), "extended": extended()}
+    if arguments.quick:
+        del scarce_in["core"]
+    pools = make_pools(scarce_in, catalog, cache)
     for prefix in ("",) if arguments.quick else ("", "run_"):
         change: Callable[[Problem], Problem] = as_it_runs if prefix else lambda problem: problem
         setups = {"core": change(core()), "extended": change(extended())}
         keep(measure_costs(prefix, setups, catalog))
-        if arguments.quick:
-            del setups["core"]
-        keep(measure_goodput(prefix, setups, catalog, cache))
+        tight = {label: change(problem) for label, problem in pools.items()}
+        keep(measure_goodput(prefix, tight, catalog))
         keep(measure_helix(prefix, change(helix_cluster()), catalog))
     if not arguments.quick:
         write(rows, KEPT)
