@@ -386,7 +386,7 @@ def draw(rows: list[Row], path: Path) -> None:
             apart = [name.replace("_", "\n").replace("-", "\n") for name in names]
             axis.set_xticks(range(len(names)), apart)
     axes[0][0].legend(fontsize=8)
-    axes[0][1].legend(fontsize=8, loc="lower left")
+    axes[0][1].legend(fontsize=8, loc="center right")
     picture.tight_layout()
     picture.savefig(path, metadata={"Date": None})
     plt.close(picture)
