@@ -16,13 +16,13 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process_cpu import read_cpu_s
+from benchmarks.process_cpu import list_children, read_cpu_s
 from benchmarks.report import ROOT
 from benchmarks.serving.fake_engine import MODEL
 from benchmarks.serving.gateway_peers import engine
 
 _START_S = 60.0
-FLEET = ROOT / "examples" / "quickstart.yaml"
+FLEET = ROOT / "examples" / "any-to-any.yaml"
 
 
 @dataclass(frozen=True, slots=True)

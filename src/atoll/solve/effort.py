@@ -109,7 +109,9 @@ class Effort:
     role, nodes), those of plans found before, the search for such plans begins; `unproven` ends it there, for
     plans to learn from. It ends sooner where the `known` plan will do. `rent_limit` is a budget where prices
     of the problem stand for more than rent. `simpler_than` is a plan of rented nodes: asked for is the
-    simplest one that costs at most the share `settings.simplicity` more, instead of the cheapest.
+    simplest one that costs at most the share `settings.simplicity` more, instead of the cheapest. Without
+    `patterns` executors of any-to-any services are not put on machines one by one where links between those
+    bind: every link counts as slow as the slowest then.
     The rest is for fixed clusters: `objective` is what the plan is best at (None: what lasts), `partial`
     lets a node run only some of its layers, `promise` allows no pipeline slower than ttft and tpot
     (False: best effort), and `rank` values the best few plans, of which it takes the best. `latency`
@@ -130,6 +132,7 @@ class Effort:
     slowdown: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
     likely: frozenset[Used] = frozenset()
     unproven: bool = False
+    patterns: bool = True
     known: KnownPlan | None = None
 
     def __post_init__(self) -> None:
