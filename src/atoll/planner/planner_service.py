@@ -188,17 +188,18 @@ class FleetWatch:
                     told = self._said
                     yield told
                     continue
-                changed = asyncio.ensure_future(self._changed.wait())
-                done, _ = await asyncio.wait({changed}, timeout=_BEAT_S)
-                changed.cancel()
-                if not done:
+                try:
+                    async with asyncio.timeout(_BEAT_S):
+                        await self._changed.wait()
+                except TimeoutError:
                     yield b": \n\n"
         finally:
             self._listeners -= 1
             if not self._listeners and self._task is not None:
-                self._task.cancel()
                 # Forgotten, so that who listens next is not told what is old.
-                self._task, self._said = None, b""
+                task, self._task, self._said = self._task, None, b""
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     async def _watch(self) -> None:
         while True:
