@@ -84,7 +84,7 @@ def test_the_same_seed_gives_the_same_placement() -> None:
 def test_sooner_counts_a_little() -> None:
     assert Measured(100.0, 1.0, 1.0).score > Measured(101.0, 1.3, 1.0).score
     assert Measured(100.0, 1.0, 1.0).score < Measured(110.0, 1.3, 1.0).score
-    assert Measured(100.0, 2.0, 3.0).score == pytest.approx(100.0 / 2.0**0.2 / 3.0**0.1)
+    assert Measured(100.0, 2.0, 3.0).score == pytest.approx(100.0 / 2.0**0.2 / 3.0**0.2)
 
 
 @pytest.mark.parametrize(("quick_tokens_per_s", "taken"), [(96.0, 4), (90.0, 7)])
