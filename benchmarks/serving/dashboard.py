@@ -226,7 +226,8 @@ def main() -> None:
             works.append(site.planner_cpu_s() - cpu_s)
             then = found["then"]
             print(
-                f"  {json.dumps(changes):70s} {seconds:5.2f} s, {works[-1]:.2f} CPU-s  ${then['usd_per_hour']:.2f}/h, "
+                f"  {json.dumps(changes):70s} {seconds:5.2f} s, {works[-1]:.2f} CPU-s "
+                f" ${then['usd_per_hour']:.2f}/h, "
                 f"serves {then['served']:.0%}"
             )
         idle, busy = measure_pages(site, visitor, 10.0 if chosen.quick else 30.0)

@@ -38,6 +38,10 @@ class DashboardSite:
         """CPU seconds of the gateway alone."""
         return read_cpu_s([self.gateway_pid])
 
+    def planner_cpu_s(self) -> float:
+        """CPU seconds of the dashboard and the workers that plan for it."""
+        return read_cpu_s([self.dashboard_pid, *list_children(self.dashboard_pid)])
+
     def make_link(self) -> str:
         """Return an address that logs in once."""
         done = subprocess.run(
