@@ -22,6 +22,17 @@ def read_cpu_s(pids: Iterable[int]) -> float:
     return total_s
 
 
+def list_children(pid: int) -> list[int]:
+    """Return the processes that a process has started itself."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in path.read_text(encoding="ascii").split()]
+        except OSError:
+            continue
+    return found
+
+
 def read_core_share(before: tuple[float, float], after: tuple[float, float]) -> float:
     """Return which share of the time that processes wanted a core they had one, between two readings."""
     ran_s, waited_s = after[0] - before[0], after[1] - before[1]

@@ -57,6 +57,8 @@ _FIGURE_ROW = re.compile(
     r"^\| (?P<what>[^|]*) \|[^|]*\|[^|]*\| (?P<name>\w+) <!-- (?P<form>[^|]*) --> \|$", re.MULTILINE
 )
 
+_ONCE = "note: compiling took"
+"""A line that only the first plan of a machine prints."""
 _FIGURE = re.compile(r"(?P<shown>\S+) <!-- figure: (?P<form>[^\n]*?) -->")
 
 
@@ -184,7 +186,8 @@ def _show(block: Block, terminal: Terminal) -> str:
     shown = ""
     for command, _ in split_commands(block.body):
         lines = run(command.removeprefix(_PROMPT), columns).strip("\n").splitlines()
-        shown += command + block.shorten("".join(f"{line.rstrip()}\n" for line in lines))
+        kept = (f"{line.rstrip()}\n" for line in lines if not line.startswith(_ONCE))
+        shown += command + block.shorten("".join(kept))
     if block.kind == "session" and mask(shown) == mask(block.body):
         return block.body
     return shown

@@ -3,8 +3,9 @@
 Both have all links of the cluster and the same requests, seeds 0 to 9. Offline another request always waits;
 online as much arrives as Helix's files ask of its placement. `*_iwrr` are plans for a runtime with plain
 round robin, judged with Helix's scheduler on the plan's flows; `*_ours` plans for Atoll's router, judged with
-it. Helix's placement always has its own scheduler. `latency_ratio_max` is the largest ratio of median
-latencies online.
+it. Helix's placement always has its own scheduler, and no plan was told of it; with `--given` there are
+`*_given` figures as well, of plans that had it as a known placement (`atoll plan --known`).
+`latency_ratio_max` is the largest ratio of median latencies online.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from typing import Any
 import numpy as np
 
 from atoll.plan.files.helix import helix_problem
+from atoll.plan.files.read import read_placement
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Router
 from atoll.prove.rank import Simulated
+from atoll.solve.effort import KnownPlacement
 from atoll.solve.place.place_service import FlowEffort
 from atoll.solve.place.place_solver import solve
 from benchmarks.placement.helix_runs import lengths, online_work
@@ -127,24 +130,30 @@ class Side:
 
 @dataclass(frozen=True)
 class Kept:
-    """A folder with the plans and runs so far (None: nothing is kept), which several processes may share."""
+    """A folder with the plans and runs so far (None: nothing is kept), which several processes may share.
+
+    `cpu_s` is what each of those that were asked for took, whichever process made it.
+    """
 
     folder: Path | None
+    cpu_s: dict[str, float] = field(default_factory=dict)
 
     def get(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What was kept under a name, or what is made now."""
-        if self.folder is None:
-            return make()
-        path = self.folder / f"{name}.json"
-        if not path.is_file():
-            made = make()
-            # Written whole: a run that is ended leaves no half of a file.
-            part = path.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(made), "utf-8")
-            part.replace(path)
-            return made
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return found
+        path = None if self.folder is None else self.folder / f"{name}.json"
+        if path is not None and path.is_file():
+            kept = json.loads(path.read_text("utf-8"))
+        else:
+            began = time.process_time()
+            kept = {"made": make(), "cpu_s": time.process_time() - began}
+            if path is not None:
+                # Written whole: a run that is ended leaves no half of a file.
+                part = path.with_suffix(f".{os.getpid()}")
+                part.write_text(json.dumps(kept), "utf-8")
+                part.replace(path)
+        self.cpu_s[name] = kept["cpu_s"]
+        made: dict[str, Any] = kept["made"]
+        return made
 
     def told(self, name: str, look: Callable[[], Told]) -> Told:
         """A run by its name."""
@@ -160,6 +169,9 @@ def main() -> None:
     parser.add_argument(
         "--results", type=Path, help="keep plans and runs here, and go on from them"
     )
+    parser.add_argument(
+        "--given", action="store_true", help="also plans that Helix's placement was given to"
+    )
     parser.add_argument("--cases", help="only these, as in geo,cluster42")
     arguments = parser.parse_args()
     data: Path = arguments.data
@@ -171,32 +183,42 @@ def main() -> None:
     kept = Kept(arguments.results)
     seeds = range(min(2, arguments.seeds) if arguments.quick else arguments.seeds)
     work = 0.1 if arguments.quick else 1.0
-    began = time.process_time()
     figures: list[Figure] = []
     latencies: list[float] = []
     asked = None if arguments.cases is None else arguments.cases.split(",")
     for case in CASES:
         if asked is not None and case.name not in asked:
             continue
-        figures += _case(case, data, kept, seeds, latencies, work)
+        figures += _case(case, data, kept, seeds, latencies, work, given=arguments.given)
     figures.append(Figure("latency_ratio_max", max(latencies), 1.05))
-    figures.append(Figure("cpu_s", time.process_time() - began))
+    figures.append(Figure("cpu_s", sum(kept.cpu_s.values())))
     finish(figures, seeds=len(seeds))
 
 
 def _case(
-    case: Case, data: Path, kept: Kept, seeds: range, latencies: list[float], work: float
+    case: Case,
+    data: Path,
+    kept: Kept,
+    seeds: range,
+    latencies: list[float],
+    work: float,
+    *,
+    given: bool,
 ) -> list[Figure]:
     judge = Judge.read(data, case.cluster, MODEL)
     ranges = judge.published(case.solution)
     figures = [_published(case, data, judge, kept)]
     sides = {"helix": Side(next(judge.with_largest_flow(ranges)), judge.begin_s(ranges), IWRR)}
-    for name, router, code in ROUTERS:
+    asked = [(name, router, code, None) for name, router, code in ROUTERS]
+    if given:
+        asked += [(f"{name}_given", router, code, case) for name, router, code in ROUTERS]  # type: ignore[misc]
+    for name, router, code, known in asked:
         plan_name = f"plan-{case.name}-{name}-{work:g}"
-        made = kept.get(plan_name, lambda router=router: place(data, case.cluster, router, work))  # type: ignore[misc]
-        held, placed = judge.of_plan(Plan.model_validate(made["plan"]))
+        make = partial(place, data, case.cluster, router, work, known)
+        made = kept.get(plan_name, make)
+        held, placed = judge.of_plan(Plan.model_validate(made))
         sides[name] = Side(placed, judge.begin_s(held), code)
-        figures.append(Figure(f"{case.name}_{name}_plan_cpu_s", made["cpu_s"]))
+        figures.append(Figure(f"{case.name}_{name}_plan_cpu_s", kept.cpu_s[plan_name]))
     runs: dict[tuple[str, str], list[Told]] = {}
     for seed in seeds:
         for who, side in sides.items():
@@ -213,7 +235,9 @@ def _case(
                 runs.setdefault((who, when), []).append(kept.told(f"{name}-{when}", look))
     for (who, when), told in runs.items():
         _line(case, who, when, told)
-    for (name, _, _), bar in zip(ROUTERS, case.bars, strict=True):
+    # What was told of Helix's placement has no bar.
+    bars = (*case.bars, None, None)
+    for (name, _, _, _), bar in zip(asked, bars, strict=False):
         key = f"{case.name}_{name}"
         pairs = zip(runs[name, "offline"], runs["helix", "offline"], strict=True)
         ratios = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in pairs]
@@ -225,7 +249,7 @@ def _case(
             for what in ("prompt_s", "decode_s"):
                 ratio = _mean(runs[name, when], what) / _mean(runs["helix", when], what)
                 figures.append(Figure(f"{key}_{when}_{what.removesuffix('_s')}", ratio))
-                if when == "online":
+                if when == "online" and bar is not None:
                     latencies.append(ratio)
     return figures
 
@@ -253,14 +277,21 @@ def _published(case: Case, data: Path, judge: Judge, kept: Kept) -> Figure:
     return Figure(f"{case.name}_published", nearest, note=note)
 
 
-def place(data: Path, cluster: str, router: Router, work: float) -> dict[str, Any]:
-    """The plan for a cluster of Helix's that carries the most, and the CPU-seconds it took."""
+def place(
+    data: Path, cluster: str, router: Router, work: float, known: Case | None = None
+) -> dict[str, Any]:
+    """The plan for a cluster of Helix's that carries the most.
+
+    It is given Helix's own placement where that is `known`.
+    """
     problem = problem_of(data, cluster, router)
     catalog = problem.catalog()
-    effort = FlowEffort(seconds=_SAFETY_S, rank=Simulated(problem, catalog), work=work)
-    began = time.process_time()
-    plan = solve("flow.search", problem, catalog, effort)
-    return {"plan": plan.model_dump(mode="json"), "cpu_s": time.process_time() - began}
+    given: tuple[KnownPlacement, ...] = ()
+    if known is not None:
+        given = (read_placement(data / "helix/solutions" / known.solution, problem),)
+    rank = Simulated(problem, catalog)
+    effort = FlowEffort(seconds=_SAFETY_S, rank=rank, work=work, known=given)
+    return solve("flow.search", problem, catalog, effort).model_dump(mode="json")
 
 
 def problem_of(data: Path, cluster: str, router: Router | None, model: str = MODEL) -> Problem:

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from atoll.catalog import Catalog
-from atoll.plan.files.fleet_file import load_fleet
+from atoll.plan.files.fleet_file import load_fleet, parse_fleet
 from atoll.plan.problem import Offer, Problem
 from benchmarks.report import ROOT
 
@@ -22,9 +22,15 @@ SMALL = {"coral-core": ("phi-4-14b",), "coral-extended": ("phi-4-14b", "gpt-oss-
 
 
 @cache
+def core_file() -> Problem:
+    """Return the core set-up as its file has it."""
+    return load_fleet(ROOT / "examples" / "coral-core.yaml")
+
+
+@cache
 def core() -> Problem:
     """Return the core set-up."""
-    return _as_in_the_paper(load_fleet(ROOT / "examples" / "coral-core.yaml"))
+    return _as_in_the_paper(core_file())
 
 
 @cache
@@ -43,7 +49,7 @@ def _as_in_the_paper(problem: Problem) -> Problem:
 
 def as_it_runs(problem: Problem, *, together: bool = False, cut: bool = False) -> Problem:
     """Return a set-up with layouts that an engine runs; also phases together, or machines in slices."""
-    engines = load_fleet(ROOT / "examples" / f"{problem.name}.yaml").settings.engines
+    engines = core_file().settings.engines
     services, offers = problem.services, problem.offers
     if together:
         services = tuple(s.model_copy(update={"phases": "auto"}) for s in services)
@@ -51,6 +57,38 @@ def as_it_runs(problem: Problem, *, together: bool = False, cut: bool = False) -
         offers = tuple(o.model_copy(update={"whole": False}) for o in offers)
     settings = problem.settings.model_copy(update={"engines": engines})
     return problem.replace(services=services, offers=offers, settings=settings)
+
+
+HELIX_POOL = {
+    "A100-40:1": (4, 2.7447),
+    "V100-16:1": (6, 3.06),
+    "L4:1": (8, 0.8048),
+    "L4:2": (4, 1.6096),
+    "T4:1": (10, 0.526),
+    "T4:2": (6, 1.052),
+    "T4:4": (4, 3.912),
+}
+"""Machines of Helix's cluster of high heterogeneity, and USD per hour in AWS US-East-2 (`prices.csv`): A100
+pro rata of eight, L4:2 and T4:2 of one; V100 as it was last sold, in March 2026."""
+
+
+@cache
+def helix_cluster() -> Problem:
+    """Return figure 12's pool and promises: Llama 70B at 4 requests/s on the machines of Helix's cluster.
+
+    Promises are Helix's median latencies online. Lengths are the means of its trace, 763 and 232 tokens, with
+    a standard deviation equal to the mean.
+    """
+    offers = "".join(
+        f"    - {{region: aws/us-east-2, node_type: {kind!r}, available: {count}, usd_per_hour: {usd}}}\n"
+        for kind, (count, usd) in HELIX_POOL.items()
+    )
+    found = parse_fleet(
+        "services:\n  llama: {model: llama-2-70b, ttft: 2090ms, tpot: 730ms, rate: 4/s, phases: apart, "
+        "lengths: {input: 763, output: 232, input_cv: 1, output_cv: 1}}\n"
+        f"pool:\n  offers:\n{offers}settings: {{max_nodes_per_instance: 6, memory_ratio: 12}}\n"
+    )
+    return _as_in_the_paper(found.replace(name="coral-helix"))
 
 
 def many_models(problem: Problem, copies: int, available: int = 512) -> Problem:

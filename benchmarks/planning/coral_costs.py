@@ -1,38 +1,57 @@
-"""What plans cost: Atoll against Homo and Cauchy in Coral's set-ups, beside the paper's ratios.
+"""Coral's figures 7 to 12: plans of Atoll, Homo and Cauchy in its set-ups, beside the paper's ratios.
 
-Every method gets the same problem, the same exact layouts and the same validator. Each baseline is run twice:
-as strong as its definition allows (replicas may be pipelines over several equal nodes), and with single-node
-replicas, which is what the paper's runs of both show. Under scarcity goodput is the mean share of demand
-served over all models.
+Every method gets the same problem, the same exact layouts and the same validator. Baselines are run as
+strong as their definition allows (replicas may be pipelines over several equal nodes), with single-node
+replicas, and in figures 7 and 11 as published: a replica is one tensor-parallel node, of Homo the one with
+the most throughput per dollar, as many as cover demand (`coral_differences` goes from there step by step).
+Under scarcity (8 to 10) goodput is the mean share of demand served over all models. Figure 12 is Helix's
+cluster of 64 GPUs, which Helix uses whole, against what a plan rents of it.
 
 Layouts are free, as in the paper; keys that begin with `run_` are of layouts that an engine runs, for all
-methods: what of the saving can be had. `--quick` leaves those out, and scarcity in the core set-up.
+methods: what of the saving can be had. `--quick` leaves those out, and scarcity in the core set-up. A full
+run keeps every plan's cost in `benchmarks/results/coral.csv` and draws `coral.svg`. Figure 13 is
+`benchmarks.template_sensitivity`.
 """
 
 from __future__ import annotations
 
+import csv
 import time
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
 
 from atoll.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.sim.api import simulate
+from atoll.sim.problem_demand import demand_of
+from atoll.sim.sim_options import SimOptions
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
+from atoll.solve.rent.rent_baselines import plan_cauchy
 from atoll.solve.templates.library import libraries
 from atoll.solve.templates.template_cache import TemplateCache
+from atoll.workload.requests import collect
 from benchmarks.planning.allocation import edge_margin, gpu_memory
 from benchmarks.planning.coral import (
+    HELIX_POOL,
     LARGE,
     SMALL,
     as_it_runs,
     core,
     extended,
     heavy,
+    helix_cluster,
     scaled,
     scarce,
 )
-from benchmarks.report import Figure, finish, options
+from benchmarks.planning.coral_differences import literal_usd, one_replica_per_node
+from benchmarks.report import ROOT, Figure, finish, options
 
+KEPT = ROOT / "benchmarks" / "results" / "coral.csv"
 METHODS = ("optimal", "homogeneous", "cauchy", "homogeneous-node", "cauchy-node")
 PAPER = {
     "core": (1.62, 1.60),
@@ -50,22 +69,55 @@ SHORT = {
     "homo_node": "homogeneous-node",
     "cauchy_node": "cauchy-node",
 }
+LONG = {method: short for short, method in SHORT.items()}
+HELIX_TOKENS_PER_S = 645.6
+"""Decode tokens/s of Helix offline on its cluster, as published; online it has 459.8."""
+HELIX_PAPER = (0.79, 1.26)
+"""Figure 12: Coral's cost and tokens/s over Helix's."""
+SIMULATED_S = 1200.0
 DEADLINE_S = 600.0
 
 
-def costs(name: str, problem: Problem, catalog: Catalog) -> dict[str, float | None]:
-    """Return dollars per hour of every method; None where it cannot meet demand."""
+@dataclass(frozen=True)
+class Row:
+    """A method's plan in a set-up of a figure; `paper` is what the paper has over Coral (or Coral over it).
+
+    `goodput` and `common` are shares of demand; dollars are None where demand is not met.
+    """
+
+    figure: str
+    setup: str
+    layouts: str
+    method: str
+    usd_per_hour: float | None
+    goodput: float
+    common: float
+    paper: float | None = None
+
+
+def costs(name: str, problem: Problem, catalog: Catalog, published: bool) -> list[Row]:
+    """Return every method's dollars per hour, beside those of the baselines as published where asked."""
     found: dict[str, float | None] = {}
-    start = time.perf_counter()
+    start = time.process_time()
     for method in METHODS:
         plan = solve(problem, PlanRequest(solver=method, deadline_s=DEADLINE_S, catalog=catalog))
         met = plan.instances and min(plan.served_fraction.values()) >= 1.0
         found[method] = plan.usd_per_hour if met else None
+    if published:
+        nodes = one_replica_per_node(problem, catalog)
+        found["homogeneous-published"] = literal_usd(problem, nodes)
+        found["cauchy-published"] = plan_cauchy(problem, catalog, nodes, max_nodes=1).usd_per_hour
     own = found["optimal"]
-    cells = "".join(f"{_cost(found[m]):>12s}{_ratio(found[m], own):>7s}" for m in METHODS[1:])
-    seconds = time.perf_counter() - start
-    print(f"  {name:16s}{_cost(own):>10s}{cells}  {seconds:6.1f} s", flush=True)
-    return found
+    cells = "".join(f"{_cost(usd):>12s}{_ratio(usd, own):>7s}" for usd in list(found.values())[1:])
+    seconds = time.process_time() - start
+    print(f"  {name:16s}{_cost(own):>10s}{cells}  {seconds:6.1f} CPU-s", flush=True)
+    layouts = "free" if published else "engines"
+    figure = "11" if name.endswith(("large", "small")) else "7"
+    return [
+        Row(figure, name, layouts, method, usd, float(usd is not None), float(usd is not None),
+            None if method == "optimal" else PAPER[name][method.startswith("cauchy")])
+        for method, usd in found.items()
+    ]  # fmt: skip
 
 
 def _cost(usd: float | None) -> str:
@@ -76,9 +128,10 @@ def _ratio(usd: float | None, own: float | None) -> str:
     return "" if usd is None or not own else f"x{usd / own:.2f}"
 
 
-def ratio(found: dict[str, float | None], method: str) -> float | None:
+def ratio(rows: list[Row], method: str) -> float | None:
     """Return how many times dearer a method is than Atoll."""
-    own, other = found["optimal"], found[method]
+    usd = {row.method: row.usd_per_hour for row in rows}
+    own, other = usd["optimal"], usd.get(method)
     return None if own is None or other is None else other / own
 
 
@@ -115,12 +168,15 @@ def served(method: str, problem: Problem, catalog: Catalog) -> tuple[float, floa
     return most, low, best
 
 
-def measure_costs(prefix: str, setups: dict[str, Problem], catalog: Catalog) -> list[Figure]:
+def measure_costs(
+    prefix: str, setups: dict[str, Problem], catalog: Catalog
+) -> tuple[list[Figure], list[Row]]:
     """Figures 7 and 11: what meeting all demand costs."""
-    figures = []
-    layouts = "that engines run" if prefix else "free"
-    print(f"\nLayouts {layouts}")
-    print(f"  {'set-up':16s}{'Atoll':>10s}" + "".join(f"{m:>19s}" for m in METHODS[1:]))
+    figures, rows = [], []
+    published = {"homo_published": "homogeneous-published", "cauchy_published": "cauchy-published"}
+    shorts = SHORT if prefix else SHORT | published
+    print(f"\nLayouts {'that engines run' if prefix else 'free'}")
+    print(f"  {'set-up':16s}{'Atoll':>10s}" + "".join(f"{short:>19s}" for short in shorts))
     for setup, problem in setups.items():
         part = "core_" if setup == "core" else ""
         cases = {
@@ -129,20 +185,21 @@ def measure_costs(prefix: str, setups: dict[str, Problem], catalog: Catalog) -> 
             f"{part}small": heavy(problem, SMALL[problem.name]),
         }
         for name, case in cases.items():
-            found = costs(name, case, catalog)
-            for short, method in SHORT.items():
+            found = costs(name, case, catalog, not prefix)
+            rows += found
+            for short, method in shorts.items():
                 told = PAPER[name][short.startswith("cauchy")]
                 figures.append(
                     Figure(f"{prefix}{name}_vs_{short}", ratio(found, method), note=f"paper {told}")
                 )
-    return figures
+    return figures, rows
 
 
 def measure_goodput(
     prefix: str, setups: dict[str, Problem], catalog: Catalog, cache: TemplateCache
-) -> list[Figure]:
-    """Figures 8 to 10: what is served where there are too few nodes."""
-    figures = []
+) -> tuple[list[Figure], list[Row]]:
+    """Figures 8 to 10: what is served where there are too few nodes, and what that costs."""
+    figures, rows = [], []
     print("\nScarce: goodput (mean share of demand served over models), common share, $/h")
     for setup, problem in setups.items():
         library = libraries(problem, catalog, cache=cache)
@@ -156,24 +213,174 @@ def measure_goodput(
             tight = scarce(problem, gpu_memory(plenty, catalog), edge * factor)
             shares: dict[str, float] = {}
             common: dict[str, float] = {}
+            usd: dict[str, float] = {}
             for method in METHODS:
-                start = time.perf_counter()
+                start = time.process_time()
                 fraction, together, plan = served(method, tight, catalog)
-                seconds = time.perf_counter() - start
+                seconds = time.process_time() - start
                 shares[method], common[method] = fraction, together
+                usd[method] = plan.usd_per_hour
                 label = f"{setup}-{kind}"
                 print(
                     f"  {label:16s} {method:18s} {fraction:6.1%} {together:6.1%}"
-                    f" ${plan.usd_per_hour:9.2f}  {seconds:6.1f} s",
+                    f" ${plan.usd_per_hour:9.2f}  {seconds:6.1f} CPU-s",
                     flush=True,
+                )
+                figure = "8, 9" if setup == "core" else "8, 10"
+                layouts = "engines" if prefix else "free"
+                told = None
+                if method != "optimal" and kind == "scarce":
+                    told = GOODPUT[setup][method.startswith("cauchy")]
+                rows.append(
+                    Row(figure, label, layouts, method, plan.usd_per_hour, fraction, together, told)
                 )
             name = prefix + (kind if setup == "extended" else f"core_{kind}")
             for short, method in SHORT.items():
-                told = f"paper {GOODPUT[setup][short.startswith('cauchy')]}"
+                note = f"paper {GOODPUT[setup][short.startswith('cauchy')]}"
                 for what, of in (("goodput", shares), ("common", common)):
                     value = of["optimal"] / of[method] if of[method] > 0 else None
-                    figures.append(Figure(f"{name}_{what}_vs_{short}", value, note=told))
-    return figures
+                    figures.append(Figure(f"{name}_{what}_vs_{short}", value, note=note))
+                figures.append(
+                    Figure(
+                        f"{name}_usd_vs_{short}", usd[SHORT[short]] / usd["optimal"], note="cost"
+                    )
+                )
+    return figures, rows
+
+
+def measure_helix(
+    prefix: str, problem: Problem, catalog: Catalog
+) -> tuple[list[Figure], list[Row]]:
+    """Figure 12: what is rented of the machines of Helix's cluster to carry more than Helix does on all."""
+    whole = sum(count * usd for count, usd in HELIX_POOL.values())
+    asked = problem.services[0].rate_per_s * problem.services[0].lengths.output_mean
+    layouts = "engines" if prefix else "free"
+    print(
+        f"\nHelix's cluster, layouts {layouts}: all 64 GPUs ${whole:.2f}/h, {asked:.0f} tokens/s asked"
+    )
+    rows = [
+        Row(
+            "12",
+            "helix",
+            layouts,
+            "helix",
+            whole,
+            HELIX_TOKENS_PER_S / asked,
+            1.0,
+            1.0 / HELIX_PAPER[0],
+        )
+    ]
+    figures = []
+    for method in ("optimal", "homogeneous", "cauchy"):
+        plan = solve(problem, PlanRequest(solver=method, deadline_s=DEADLINE_S, catalog=catalog))
+        share = goodput(plan, problem)
+        usd = plan.usd_per_hour if share >= 1.0 else None
+        rows.append(Row("12", "helix", layouts, method, usd, share, share))
+        print(f"  {method:12s} {_cost(usd):>8s} {share:6.1%} of demand")
+        if method != "optimal":
+            name = f"{prefix}helix_pool_vs_{LONG[method]}"
+            figures.append(Figure(name, ratio(rows, method), note="not in the paper"))
+            continue
+        requests = collect(demand_of(problem, SIMULATED_S), 1)
+        seen = simulate(plan, problem, catalog, requests, SimOptions(seed=1)).requests
+        ends = seen.arrival_s + seen.e2e_s
+        warm_s = SIMULATED_S / 4.0
+        ended = (ends > warm_s) & (ends <= SIMULATED_S)
+        tokens = float(requests.output[ended].sum()) / (SIMULATED_S - warm_s)
+        first_s, token_s = (float(np.nanmedian(v)) for v in (seen.ttft_s, seen.tpot_s))
+        nodes = sum(len(instance.nodes) for instance in plan.instances)
+        print(
+            f"    {nodes} machines; simulated: {tokens:.0f} tokens/s, median of the first token"
+            f" {first_s:.2f} s, of further ones {token_s:.2f} s"
+        )
+        figures += [
+            Figure(
+                f"{prefix}helix_usd", plan.usd_per_hour / whole, None, f"paper {HELIX_PAPER[0]}"
+            ),
+            Figure(
+                f"{prefix}helix_tokens",
+                tokens / HELIX_TOKENS_PER_S,
+                None,
+                f"paper {HELIX_PAPER[1]}; simulated over published",
+            ),
+            Figure(f"{prefix}helix_ttft_s", first_s, 2.09, "median, Helix's online"),
+            Figure(f"{prefix}helix_tpot_s", token_s, 0.73, "median, Helix's online"),
+        ]
+    return figures, rows
+
+
+def write(rows: list[Row], path: Path) -> None:
+    """Write the rows; figures to six digits."""
+    with path.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Row)])
+        for row in rows:
+            writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in astuple(row)])
+
+
+DRAWN = (
+    ("the paper", "", "", "0.35"),
+    ("as published", "free", "-published", "tab:orange"),
+    ("one node a replica", "free", "-node", "tab:green"),
+    ("rows of equal nodes", "free", "", "tab:blue"),
+    ("the same, as engines run it", "engines", "", "tab:purple"),
+)
+"""What a bar shows: the layouts and the end of the method's name."""
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Draw what baselines cost over Atoll's plans, and what Atoll serves over them where nodes are scarce."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("not drawn: matplotlib is not installed")
+        return
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "coral"
+    found = {(row.setup, row.layouts, row.method): row for row in rows}
+    costs_of = [row.setup for row in rows if row.figure in ("7", "11")]
+    served_of = [row.setup for row in rows if row.figure.startswith("8")]
+    widths = {"width_ratios": [3, 2]}
+    picture, axes = plt.subplots(2, 2, figsize=(11, 5.6), gridspec_kw=widths, sharey="col")
+    for line, baseline in enumerate(("homogeneous", "cauchy")):
+        for side, (setups, title) in enumerate(
+            ((costs_of, "cost over Atoll's"), (served_of, "Atoll's goodput over its, scarce"))
+        ):
+            names = list(dict.fromkeys(setups))
+            axis = axes[line][side]
+            for place, (label, layouts, end, colour) in enumerate(DRAWN):
+                heights = []
+                for name in names:
+                    row = found.get((name, layouts or "free", baseline + end))
+                    own = found.get((name, layouts or "free", "optimal"))
+                    heights.append(_height(row, own, paper=not layouts, served=bool(side)))
+                at = np.arange(len(names)) + 0.16 * (place - 2)
+                axis.bar(at, heights, 0.15, color=colour, label=label)
+            axis.axhline(1.0, color="black", linewidth=0.6)
+            axis.set_xticks(
+                range(len(names)), [name.replace("_", "\n").replace("-", "\n") for name in names]
+            )
+            shown = "Homo" if baseline == "homogeneous" else "Cauchy"
+            axis.set_title(f"{shown}: {title}", fontsize=10)
+    axes[0][0].legend(fontsize=8)
+    picture.tight_layout()
+    picture.savefig(path, metadata={"Date": None})
+    plt.close(picture)
+
+
+def _height(row: Row | None, own: Row | None, *, paper: bool, served: bool) -> float:
+    """Return the ratio that a bar shows, nothing where there is none."""
+    if row is None or own is None:
+        return 0.0
+    if paper:
+        return row.paper or 0.0
+    if served:
+        return own.goodput / row.goodput if row.goodput else 0.0
+    if row.usd_per_hour is None or own.usd_per_hour is None:
+        return 0.0
+    return row.usd_per_hour / own.usd_per_hour
 
 
 def main() -> None:
@@ -181,15 +388,23 @@ def main() -> None:
     arguments = options(__doc__ or "")
     catalog, cache = Catalog.default(), TemplateCache()
     figures: list[Figure] = []
-    kinds = ("",) if arguments.quick else ("", "run_")
-    for kind in kinds:
-        setups = {"core": core(), "extended": extended()}
-        if kind:
-            setups = {name: as_it_runs(problem) for name, problem in setups.items()}
-        figures += measure_costs(kind, setups, catalog)
+    rows: list[Row] = []
+
+    def keep(found: tuple[list[Figure], list[Row]]) -> None:
+        figures.extend(found[0])
+        rows.extend(found[1])
+
+    for prefix in ("",) if arguments.quick else ("", "run_"):
+        change: Callable[[Problem], Problem] = as_it_runs if prefix else lambda problem: problem
+        setups = {"core": change(core()), "extended": change(extended())}
+        keep(measure_costs(prefix, setups, catalog))
         if arguments.quick:
             del setups["core"]
-        figures += measure_goodput(kind, setups, catalog, cache)
+        keep(measure_goodput(prefix, setups, catalog, cache))
+        keep(measure_helix(prefix, change(helix_cluster()), catalog))
+    if not arguments.quick:
+        write(rows, KEPT)
+        draw(rows, KEPT.with_suffix(".svg"))
     finish(figures)
 
 

@@ -16,13 +16,13 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process_cpu import read_cpu_s
+from benchmarks.process_cpu import list_children, read_cpu_s
 from benchmarks.report import ROOT
 from benchmarks.serving.fake_engine import MODEL
 from benchmarks.serving.gateway_peers import engine
 
 _START_S = 60.0
-FLEET = ROOT / "examples" / "quickstart.yaml"
+FLEET = ROOT / "examples" / "any-to-any.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,10 @@ class DashboardSite:
     def gateway_cpu_s(self) -> float:
         """CPU seconds of the gateway alone."""
         return read_cpu_s([self.gateway_pid])
+
+    def planner_cpu_s(self) -> float:
+        """CPU seconds of the dashboard and the workers that plan for it."""
+        return read_cpu_s([self.dashboard_pid, *list_children(self.dashboard_pid)])
 
     def make_link(self) -> str:
         """Return an address that logs in once."""

@@ -105,6 +105,45 @@ def test_max_flow_as_json(run: Run) -> None:
     assert len(hosts) == len(set(hosts))
 
 
+HELIX_PLACEMENT = """\
+[Settings]
+offset=2
+[Solution]
+compute_node_2=[{layers}]
+"""
+
+
+def test_known_placements_are_candidates(run: Run, folder: Path, capsys: Captured) -> None:
+    plain = (
+        "plan",
+        "lab.yaml",
+        "--best-effort",
+        "--objective",
+        "max-flow",
+        "--capacity-only",
+        *QUICK,
+    )
+    run(*plain, "-o", "plan.json")
+    everything = ", ".join(map(str, range(32)))
+    (folder / "big.ini").write_text(HELIX_PLACEMENT.format(layers=everything))
+    given = ("--known", "plan.json", "--known", "big.ini")
+    made = json.loads(run(*plain, *given, "--json"))["plan"]
+    assert made["objective"] >= Plan.from_json((folder / "plan.json").read_text()).objective
+    (folder / "long.ini").write_text(HELIX_PLACEMENT.format(layers=f"{everything}, 32"))
+    (folder / "many.ini").write_text(HELIX_PLACEMENT.format(layers="0").replace("_2=", "_7="))
+    (folder / "other.yaml").write_text(FLEET.replace("[big]", "[huge]"))
+    for file, fleet, more, said in (
+        ("long.ini", "lab.yaml", (), "layers 0 to 33 of a known placement do not fit machine big"),
+        ("many.ini", "lab.yaml", (), "other machines than 4 from"),
+        ("plan.json", "other.yaml", (), "big is no machine here"),
+        ("plan.json", "lab.yaml", ("--solver", "swarm"), "--known with solver swarm"),
+    ):
+        asked = ("plan", fleet, "--best-effort", "--capacity-only", "--known", file, *more)
+        code, error = failure(capsys, *asked)
+        assert code != 0
+        assert said in error
+
+
 def test_what_is_refused(capsys: Captured, folder: Path) -> None:
     assert failure(capsys, "plan", "lab.yaml", "--objective", "speed")[0] == 4
     code, error = failure(capsys, "plan", "lab.yaml", "--solver", "optimal")
@@ -113,8 +152,9 @@ def test_what_is_refused(capsys: Captured, folder: Path) -> None:
     (folder / "pool.yaml").write_text(
         FLEET[: FLEET.index("cluster:")] + "pool: {owned: {here: {L4: 2}}}\n"
     )
-    for option in ("--partial", "--best-effort"):
-        code, error = failure(capsys, "plan", "pool.yaml", option)
+    for option in ("--partial", "--best-effort", "--known"):
+        value = ("lab.yaml",) if option == "--known" else ()
+        code, error = failure(capsys, "plan", "pool.yaml", option, *value)
         assert code == 2
         assert f"{option} is for fixed clusters" in error
 

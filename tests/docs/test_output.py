@@ -123,6 +123,11 @@ def test_a_session_is_written_anew_only_where_something_else_differs() -> None:
     assert render_page(page.format("b", "a"), slow=False) == page.format("b", "a")
 
 
+def test_what_only_a_first_plan_prints_is_not_shown() -> None:
+    page = "<!-- session -->\n```\n$ echo a; echo 'note: compiling took 1.2min, once'\n{}```\n"
+    assert render_page(page.format("b\n"), slow=True) == page.format("a\n")
+
+
 def test_a_command_goes_on_over_lines() -> None:
     body = "$ echo 'one\ntwo'\none\ntwo\n$ echo \\\n  three\nthree\n"
     assert list(split_commands(body)) == [

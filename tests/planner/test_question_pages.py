@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from atoll.planner.answers import AnsweringRunner, Answers, Recent, key_of
-from atoll.planner.jobs import JobRunner
+from atoll.planner.jobs import JobMessage, JobRunner
+from atoll.planner.planner_api import PlannerApi
 from atoll.planner.planner_service import PlanningService
+from atoll.planner.questions import BEFOREHAND, WHATIF
+from atoll.planner.worker import NamedJob, Said
 from tests.planner.asking import ask, running
 from tests.planner.question_jobs import answer, work_on
 from tests.prove.test_quick_plan import SMALL
@@ -103,6 +108,47 @@ async def test_a_worker_whose_asker_goes_away_is_killed() -> None:
     said = await runner.run(answer, {"asked": 1})
     assert said["process"] != process
     await runner.close()
+
+
+async def test_a_fleet_is_planned_before_anybody_asks(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(SMALL)
+    began, may_end = asyncio.Event(), asyncio.Event()
+    asked: list[object] = []
+
+    class Jobs(JobRunner):
+        async def warm(self) -> None:
+            pass
+
+        async def messages(
+            self, job: NamedJob, arguments: Said
+        ) -> AsyncGenerator[JobMessage, None]:
+            asked.append((job, arguments.get("place", {}).get("path")))
+            if job == BEFOREHAND:
+                began.set()
+                await may_end.wait()
+            yield JobMessage("result", {"now": {"plan": {"usd_per_hour": 1.0}}})
+
+    planner = PlanningService((file,), jobs=Jobs(2))
+    await planner.start()
+    await began.wait()
+    answers = ask(PlannerApi(planner), "POST", "/atoll/v1/whatif", {"fleet": "small.yaml"})
+    waiting = asyncio.create_task(answers)
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    assert asked == [(BEFOREHAND, str(file))]
+    may_end.set()
+    _, said = await waiting
+    assert [event for event, _ in said] == ["progress", "result"]
+    assert asked[1:] == [(WHATIF, str(file))]
+    # What is still at work is ended with the planner.
+    may_end.clear()
+    began.clear()
+    await planner.start()
+    await began.wait()
+    await planner.close()
+    assert planner.beforehand is not None
+    assert planner.beforehand.cancelled()
 
 
 async def test_an_answer_is_known_as_long_as_its_report_is() -> None:

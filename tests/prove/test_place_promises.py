@@ -9,7 +9,8 @@ from atoll.plan.problem import Problem
 from atoll.plan.validate import check as checking
 from atoll.prove import place_promises
 from atoll.prove.kept import FRESH_SEED
-from atoll.prove.place_promises import keep_on_cluster
+from atoll.prove.place_promises import keep_on_cluster, use_deadline
+from atoll.solve.effort import DEADLINE_S, MAX_WORK, Effort
 from atoll.solve.plan_request import PlanRequest
 from tests.sim.builders import cluster_plan, cluster_problem
 
@@ -66,6 +67,19 @@ def test_a_placement_is_not_taken_while_its_interval_reaches_below(
     # What more requests miss is tightened, and each placement has arrivals of its own.
     assert promised[1] == pytest.approx(0.85 * promised[0])
     assert len(set(seeds)) == 2
+
+
+def test_a_longer_deadline_is_more_work_for_best_effort() -> None:
+    effort = Effort(promise=False, work=0.5)
+    for deadline_s, work in (
+        (60.0, 0.5),
+        (DEADLINE_S, 0.5),
+        (3 * DEADLINE_S, 1.5),
+        (1e9, MAX_WORK),
+    ):
+        assert use_deadline(PlanRequest(effort=effort, deadline_s=deadline_s)).effort.work == work
+    promised = PlanRequest(effort=Effort(work=0.5), deadline_s=3 * DEADLINE_S)
+    assert use_deadline(promised) is promised
 
 
 def test_one_that_is_sure_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

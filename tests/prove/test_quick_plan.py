@@ -17,6 +17,7 @@ from atoll.prove.kept import look_at
 from atoll.prove.planning import plan
 from atoll.prove.quick_plan import plan_quickly, scale_demand
 from atoll.prove.simulation_deadline import SimulationCutShortError
+from atoll.solve.graph import graph_service
 from atoll.solve.plan_request import PlanRequest
 
 ASSISTANT = Path(__file__).parents[2] / "examples" / "assistant.yaml"
@@ -170,3 +171,18 @@ def test_an_any_to_any_fleet_is_sized_by_work_and_begins_with_what_another_neede
     assert (most.headroom, most.plan) == ({"assistant": 1.0}, found.plan)
     less = plan_quickly(problem, simulate_s=30.0, seed=0, like={"assistant": 0.5})
     assert less.headroom == {"assistant": 1.0}
+
+
+def test_executors_are_priced_once_for_all_demands_and_prices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = read_source(str(ASSISTANT)).problem
+    plan_quickly(problem, simulate_s=30.0, seed=0)
+    monkeypatch.setattr(graph_service, "work_on", None)  # Nothing is priced any more.
+    monkeypatch.setattr(graph_service.ServiceProgram, "_copies", None)
+    dearer = tuple(
+        offer.model_copy(update={"usd_per_hour": 2.0 * offer.usd_per_hour})
+        for offer in problem.offers
+    )
+    for changed in (scale_demand(problem, 1.5), problem.replace(offers=dearer)):
+        assert plan_quickly(changed, simulate_s=30.0, seed=0).plan.instances

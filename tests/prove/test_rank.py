@@ -84,11 +84,32 @@ def test_the_worse_of_two_routers_counts_unless_one_is_named() -> None:
     assert own.settings.routers == ("atoll",)
 
 
-def test_what_runs_is_among_those_simulated() -> None:
+def test_what_runs_or_is_known_is_among_those_simulated() -> None:
     asked = problem(settings=Settings(router="plain"))
     rank = Simulated(asked, CATALOG)
     best = solve("flow.search", asked, CATALOG, FlowEffort(work=1.0, bounded=False, rank=rank))
     running = asked.replace(running=best.instances)
     again = solve("flow.search", running, CATALOG, FlowEffort(work=0.01, bounded=False, rank=rank))
     assert mean(rank, again).tokens_per_s >= mean(rank, best).tokens_per_s
+    known = {str(n.host): (n.start, n.end) for one in best.instances for n in one.nodes}
+    given = FlowEffort(work=0.01, bounded=False, rank=rank, known=(known,))
+    made = solve("flow.search", asked, CATALOG, given)
+    assert mean(rank, made).tokens_per_s >= mean(rank, best).tokens_per_s
     assert any("ranked under plain round robin" in note for note in again.notes)
+
+
+def test_latencies_are_those_of_a_calm_load() -> None:
+    asked = problem(settings=Settings(router="plain"))
+    rank = Simulated(asked, CATALOG)
+    swarm, chain = (
+        solve(name, asked, CATALOG, FlowEffort(work=0.1)) for name in ("swarm", "chain")
+    )
+    first, other = rank(swarm), rank(chain)
+    # One that generates far less than another is not looked at.
+    assert other.tokens_per_s < 0.9 * first.tokens_per_s
+    assert np.isfinite(first.score)
+    assert other.score == 0.0
+    # Alone it is: then prompts come as it can take them, and wait little.
+    alone = Simulated(asked, CATALOG)(chain)
+    assert alone.tokens_per_s == other.tokens_per_s
+    assert 0.0 < alone.token_s < alone.prompt_s < 10.0

@@ -62,7 +62,7 @@ class PlannerInside:
 
     async def _begin(self) -> PlannerApi:
         planner = await asyncio.to_thread(self._make)
-        await planner.planner.jobs.warm()
+        await planner.planner.start()
         return planner
 
     def _make(self) -> PlannerApi:

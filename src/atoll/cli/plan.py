@@ -60,7 +60,8 @@ class PlanSettings(VerbSettings):
     )
     deadline: Duration = option(
         "300s",
-        "Take the best plan so far after this long, all in all; the usual effort needs less.",
+        "Take the best plan so far after this long, all in all; the usual effort needs less. With "
+        "--best-effort on a fixed cluster, more than 300s is used for as many times the work.",
         "--deadline",
         "--time",
     )
@@ -127,6 +128,11 @@ class PlanSettings(VerbSettings):
         None, "Write a report as one .html file; of a cluster or executors also .svg."
     )
     running: Path | None = option(None, "The plan that runs now; what can stay is kept.")
+    known: tuple[Path, ...] = option(
+        (),
+        "On a fixed cluster, a placement to begin from, so that none worse is taken: a plan.json, or a "
+        "placement of Helix's (.ini); may be repeated.",
+    )
     strict: bool = option(False, "Fail where not all demand can be met.")
     no_cache: bool = no_cache_field()
     overlay: tuple[Path, ...] = overlay_field()
@@ -167,6 +173,7 @@ def plan(options: PlanSettings) -> None:
     )
     _check_targets(options)
     from atoll.api.fleet import Fleet
+    from atoll.plan.files.read import read_placement
     from atoll.plan.proof import proof_of
     from atoll.solve.effort import Effort, parse_work
     from atoll.solve.registry import require, require_packages
@@ -190,6 +197,7 @@ def plan(options: PlanSettings) -> None:
         objective=goal,
         partial=options.partial,
         promise=not options.best_effort,
+        placements=tuple(read_placement(path, fleet.problem) for path in options.known),
         work=work,
     )
     began_s = time.monotonic()

@@ -202,9 +202,10 @@ class Dashboard:
         await self.listener.close()
         if self._socket is not None:
             await self._socket.close()
-        for task in tuple(self._tasks):
+        ending = (*self._tasks, self._api)
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*ending, return_exceptions=True)
         await asyncio.gather(*map(self._forwarder.revoke, (*self.sessions, self._owner)))
         if self.services.planner is not None:
             await self.services.planner.close()

@@ -7,6 +7,7 @@ running instances are kept in a canonical order: the order they were given in ch
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -812,13 +813,19 @@ class Problem(Frozen):
 
     def catalog(self) -> Catalog:
         """Return the facts this problem is about: the shipped catalog with its overlays."""
-        from atoll.catalog.catalog import Catalog
-        from atoll.catalog.overlay import apply_overlay
+        return _catalog_with(json.dumps(self.overlays))
 
-        catalog = Catalog.default()
-        for overlay in self.overlays:
-            catalog = apply_overlay(catalog, overlay)
-        return catalog
+
+@lru_cache(maxsize=16)
+def _catalog_with(overlays: str) -> Catalog:
+    """Return the same object for the same overlays: what is known of a catalog is found by its identity."""
+    from atoll.catalog.catalog import Catalog
+    from atoll.catalog.overlay import apply_overlay
+
+    catalog = Catalog.default()
+    for overlay in json.loads(overlays):
+        catalog = apply_overlay(catalog, overlay)
+    return catalog
 
 
 _RUN_BY: dict[tuple[int, str], tuple[Problem, Problem]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -69,7 +70,8 @@ class Answers:
 class AnsweringRunner(JobRunner):
     """Runs jobs of another runner, and answers at once what was asked before.
 
-    `on_result` is told what a job says, and returns what of it is the answer.
+    `on_result` is told what a job says, and returns what of it is the answer. What is not known waits for
+    `before`: the worker that works on that has what others would have to find out anew.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class AnsweringRunner(JobRunner):
         answers: Answers,
         key: str,
         on_result: Callable[[Said], Said] = lambda said: said,
+        before: asyncio.Task[None] | None = None,
     ) -> None:
+        self._before = before
         self._runner, self._answers, self._key = runner, answers, key
         self._on_result = on_result
 
@@ -88,6 +92,9 @@ class AnsweringRunner(JobRunner):
         if known is not None:
             yield JobMessage("result", known)
             return
+        if self._before is not None and not self._before.done():
+            yield JobMessage("progress", {"text": "planning the fleet as it is", "share": None})
+            await asyncio.wait({self._before})
         async with contextlib.aclosing(self._runner.messages(job, arguments)) as messages:
             async for message in messages:
                 if message.event == "result":

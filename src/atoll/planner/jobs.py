@@ -49,6 +49,8 @@ class JobRunner:
         self._nice = nice
         self._modules = modules
         self._idle: list[Process] = []
+        self._knows: dict[int, set[str]] = {}
+        """By process of a worker the fleets that it has worked on, of which it remembers what takes long."""
         self._busy: set[Process] = set()
         self._waiting = 0
 
@@ -73,7 +75,9 @@ class JobRunner:
         finally:
             self._waiting -= 1
         try:
-            worker = await self._take()
+            fleet = str(arguments.get("place", {}).get("path"))
+            worker = await self._take(fleet)
+            self._knows.setdefault(worker.pid, set()).add(fleet)
             self._busy.add(worker)
             over = False
             try:
@@ -87,6 +91,7 @@ class JobRunner:
                 if over and worker.returncode is None:
                     self._idle.append(worker)
                 else:
+                    self._knows.pop(worker.pid, None)
                     await _kill(worker)
         finally:
             self._gate.release()
@@ -107,13 +112,14 @@ class JobRunner:
             await _kill(worker)
         self._idle.clear()
 
-    async def _take(self) -> Process:
-        """Return a worker that waits for a job; those that have died meanwhile are left out."""
-        while self._idle:
-            worker = self._idle.pop()
-            if worker.returncode is None:
-                return worker
-        return await self._start()
+    async def _take(self, fleet: str) -> Process:
+        """Return a worker that waits for a job, one that knows the fleet if there is one.
+
+        Those that have died meanwhile are left out.
+        """
+        self._idle = [worker for worker in self._idle if worker.returncode is None]
+        self._idle.sort(key=lambda worker: fleet in self._knows.get(worker.pid, ()))
+        return self._idle.pop() if self._idle else await self._start()
 
     async def _start(self) -> Process:
         warm = [word for module in self._modules for word in ("--warm", module)]

@@ -25,15 +25,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atoll.core.errors import AtollError
 from atoll.core.frozen import Frozen
 from atoll.core.roles import Role
 from atoll.planner.answers import Answers
 from atoll.planner.fleets import FleetList, FleetShelf
 from atoll.planner.jobs import JobRunner, write_event
 from atoll.planner.plans import PlanBook
+from atoll.planner.questions import BEFOREHAND, place_of
 from atoll.planner.trace_store import TraceStore
 from atoll.runtime.http.api_route import ApiRoute, read_object, read_query
 from atoll.runtime.http.handlers import Answer, Response
+from atoll.runtime.openai import ApiError
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 
@@ -81,6 +84,27 @@ class PlanningService:
         self.folder = self._folder.path
         self.answers = Answers()
         self.traces = TraceStore(self.folder / "traces")
+        self.beforehand: asyncio.Task[None] | None = None
+        """Work on a plan before anybody asks, of the fleet `first`: one that is no example."""
+        self.first: str | None = None
+
+    async def start(self) -> None:
+        """Start a worker, and have it plan before anybody asks."""
+        await self.jobs.warm()
+        self.beforehand = asyncio.create_task(self._plan_beforehand())
+
+    async def _plan_beforehand(self) -> None:
+        try:
+            entries = await asyncio.to_thread(self.shelf.entries)
+            entry = next((each for each in entries if each.kind != "example"), None)
+            if entry is None:
+                return
+            self.first = entry.name
+            place = await asyncio.to_thread(place_of, entry)
+            await self.jobs.run(BEFOREHAND, {"place": place.model_dump()})
+        except (AtollError, ApiError) as error:
+            # Whoever asks is told.
+            _LOG.info("nothing is planned beforehand: %s", error)
 
     async def list_fleets(self) -> FleetList:
         """Return all fleets as they are listed; `plans` rises when more is known of plans."""
@@ -88,6 +112,9 @@ class PlanningService:
 
     async def close(self) -> None:
         """End its workers and remove its folder."""
+        if self.beforehand is not None:
+            self.beforehand.cancel()
+            await asyncio.gather(self.beforehand, return_exceptions=True)
         # Plans first: they use workers, which end next.
         await self.plans.close()
         await self.jobs.close()
@@ -188,17 +215,18 @@ class FleetWatch:
                     told = self._said
                     yield told
                     continue
-                changed = asyncio.ensure_future(self._changed.wait())
-                done, _ = await asyncio.wait({changed}, timeout=_BEAT_S)
-                changed.cancel()
-                if not done:
+                try:
+                    async with asyncio.timeout(_BEAT_S):
+                        await self._changed.wait()
+                except TimeoutError:
                     yield b": \n\n"
         finally:
             self._listeners -= 1
             if not self._listeners and self._task is not None:
-                self._task.cancel()
                 # Forgotten, so that who listens next is not told what is old.
-                self._task, self._said = None, b""
+                task, self._task, self._said = self._task, None, b""
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     async def _watch(self) -> None:
         while True:

@@ -26,6 +26,7 @@ from atoll.planner.questions import (
     FleetAsk,
     SimulateAsk,
     WhatIfAsk,
+    place_of,
 )
 from atoll.planner.source import read_source
 from atoll.planner.trace_store import ShownTrace, clean_name, read_upload
@@ -76,7 +77,8 @@ async def ask_whatif(planner: PlanningService, request: PlannerRequest) -> Answe
             planner.plans.keep(ask.fleet, shown)
         return said
 
-    return _stream(planner, WHATIF, arguments, keep_plan)
+    before = planner.beforehand if ask.fleet == planner.first else None
+    return _stream(planner, WHATIF, arguments, keep_plan, before)
 
 
 async def ask_simulation(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -138,8 +140,10 @@ def _stream(
     job: NamedJob,
     arguments: Said,
     on_result: Callable[[Said], Said] = lambda said: said,
+    before: asyncio.Task[None] | None = None,
 ) -> Answer:
-    runner = AnsweringRunner(planner.jobs, planner.answers, key_of(job, arguments), on_result)
+    key = key_of(job, arguments)
+    runner = AnsweringRunner(planner.jobs, planner.answers, key, on_result, before)
     return stream_job(runner, job, arguments)
 
 
@@ -147,9 +151,7 @@ def _place(planner: PlanningService, ask: FleetAsk) -> AskedFleet:
     ask.check()
     if ask.fleet is None:
         return AskedFleet(text=ask.file)
-    entry = planner.shelf.find(ask.fleet)
-    plan = entry.read_plan()
-    return AskedFleet(path=str(entry.source), plan=None if plan is None else plan.to_json())
+    return place_of(planner.shelf.find(ask.fleet))
 
 
 ROUTES = (

@@ -15,6 +15,7 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.planner.change import DialChange
 from atoll.planner.fleet_edit import MAX_LETTERS, FleetEdit
+from atoll.planner.fleets import FleetEntry
 from atoll.planner.source import WrittenFleet, read_edited, read_sent, read_source
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 WHATIF = "atoll.planner.whatif:find_whatif"
 SIMULATION = "atoll.planner.plan_simulation:find_simulation"
+BEFOREHAND = "atoll.planner.whatif:plan_beforehand"
 """Jobs (`worker.Job`), named, so that whoever asks need not load them."""
 
 
@@ -98,6 +100,12 @@ class AskedFleet(Frozen):
         known = {service.name for service in found.problem.services}
         fits = bool(found.instances) and {*found.served_services} <= known
         return found if fits else None
+
+
+def place_of(entry: FleetEntry) -> AskedFleet:
+    """Return where a worker finds a fleet that the planner knows, with the plan in force."""
+    plan = entry.read_plan()
+    return AskedFleet(path=str(entry.source), plan=None if plan is None else plan.to_json())
 
 
 class SimulateAsk(FleetAsk):

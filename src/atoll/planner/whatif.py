@@ -59,6 +59,19 @@ def prepare() -> None:
     plan_quickly(problem, simulate_s=10.0, seed=0)
 
 
+def plan_beforehand(arguments: Said, report: Report) -> Said:
+    """Plan a fleet (`place`, a AskedFleet) before anybody asks (`worker.Job`).
+
+    What-ifs find in this worker what executors take then, and where no plan is in force that plan. Those of
+    rented machines are soon made without.
+    """
+    problem = AskedFleet.parse(arguments["place"]).read().problem
+    is_slow = problem.family == "graph" or bool(problem.hosts)
+    if is_slow:
+        _plan(problem, WhatIfAsk(file=""), lambda text: report({"text": text, "share": None}))
+    return {"planned": is_slow}
+
+
 def find_whatif(arguments: Said, report: Report) -> Said:
     """Answer a what-if (`worker.Job`): `place` is a AskedFleet, `ask` a WhatIfAsk."""
     began_s = time.monotonic()

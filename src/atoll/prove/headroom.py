@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from atoll.plan.problem import Problem
     from atoll.solve.plan_request import PlanRequest
 
-_MAX_ROUNDS = 8
-"""How often headroom is added."""
-_MAX_TRIMS = 2
-"""How often some of it is taken back again."""
 _HEADROOM_STEP = 0.08
 """By what share headroom grows, more every time."""
 _MAX_HEADROOM_STEP = 0.4
@@ -172,6 +168,15 @@ class _KeptJudge:
         return min(kept, key=lambda one: one[0].usd_per_hour, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How often headroom is added and taken back again; steps grow from the size of the `first_step`th."""
+
+    most: int = 8
+    trims: int = 2
+    first_step: int = 1
+
+
 class HeadroomSizing:
     """The headroom that each service needs for its promises."""
 
@@ -182,10 +187,10 @@ class HeadroomSizing:
         solve: Solve,
         judge: Judge,
         tell: Tell,
-        max_trims: int = _MAX_TRIMS,
+        rounds: Rounds = Rounds(),
     ) -> None:
         self.problem, self.solve, self.judge, self.tell = problem, solve, judge, tell
-        self.max_trims = max_trims
+        self.rounds = rounds
         self.first = first.model_copy(update={"mixes": ()})
         self.served = self.first.served_fraction
         self.headroom = {service.name: service.headroom for service in problem.services}
@@ -197,7 +202,7 @@ class HeadroomSizing:
         plan, kept = self.first, self.judge(self.first)
         # Rounds may overshoot or fail, so the plan that missed by least is remembered.
         closest = (self._missing(kept), plan, kept)
-        for number in range(_MAX_ROUNDS):
+        for number in range(self.rounds.most):
             short = self._short(kept)
             if not short:
                 return self._trim(plan, kept)
@@ -216,13 +221,14 @@ class HeadroomSizing:
             self.times[name] += 1
             far = self.problem.service(name).target - share > _DOUBLE_STEP_MARGIN
             # Steps grow with every round, since each round costs a plan and simulations.
-            step = _HEADROOM_STEP * self.times[name] * (2 if far else 1)
+            size = self.rounds.first_step + self.times[name] - 1
+            step = _HEADROOM_STEP * size * (2 if far else 1)
             self.headroom[name] *= 1.0 + min(_MAX_HEADROOM_STEP, step)
 
     def _trim(self, plan: Plan, kept: Shares) -> tuple[Plan, Shares]:
         """Try what lies between too little headroom and enough, while that is cheaper."""
         enough = dict(self.headroom)
-        for _ in range(self.max_trims if self.too_little else 0):
+        for _ in range(self.rounds.trims if self.too_little else 0):
             between = {
                 name: (self.too_little.get(name, room) + room) / 2.0
                 for name, room in enough.items()

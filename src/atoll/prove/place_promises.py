@@ -22,6 +22,7 @@ from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.prove.step_tokens import fit_steps
 from atoll.solve.assembly import assemble
 from atoll.solve.deadline import Deadline
+from atoll.solve.effort import DEADLINE_S, MAX_WORK
 from atoll.solve.registry import solve
 from atoll.solve.solve_progress import SolveStats
 
@@ -53,6 +54,18 @@ _PART_RUNS = 3
 """Simulations of each of them; one is enough of a large cluster."""
 _SIMPLE_TRIES = 3
 """How often the simplest placement of a large cluster is sought, each time for tighter promises."""
+
+
+def use_deadline(request: PlanRequest) -> PlanRequest:
+    """Return a request for best effort with more work where there is more time than usual, in proportion.
+
+    Within a promise there is none to spend: what keeps it for all demand is not improved on.
+    """
+    effort, times = request.effort, request.deadline_s / DEADLINE_S
+    if effort.promise or times <= 1.0:
+        return request
+    work = max(effort.work, min(effort.work * times, MAX_WORK))
+    return replace(request, effort=replace(effort, work=work))
 
 
 def add_simulations(problem: Problem, request: PlanRequest) -> PlanRequest:

@@ -29,7 +29,7 @@ from atoll.plan.footprint import PowerGrid
 from atoll.prove.choice_promises import keep_chosen_promises
 from atoll.prove.graph_promises import keep_graph_promises
 from atoll.prove.headroom import keep_quickly
-from atoll.prove.place_promises import add_simulations, keep_on_cluster
+from atoll.prove.place_promises import add_simulations, keep_on_cluster, use_deadline
 from atoll.prove.rent_promises import keep_promises, plan_simply
 from atoll.solve.deadline import Deadline
 from atoll.solve.family import family_of, solvers
@@ -103,7 +103,7 @@ def _find(problem: Problem, request: PlanRequest) -> Plan:
     if not problem.weights.rent_only:
         return _find_weighted(problem, request)
     if problem.family == "place":
-        request = add_simulations(problem, request)
+        request = add_simulations(problem, use_deadline(request))
     quick = request.solver in family_of(problem).quick
     sized = quick or request.solver in (None, solvers(problem)[0])
     plain = problem.family == "rent" and problem.is_settled

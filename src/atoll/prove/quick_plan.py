@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -25,7 +25,7 @@ from atoll.plan.kept_groups import min_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.prove.graph_kept import simulate_mixed
-from atoll.prove.headroom import HeadroomSizing, Shares, Tell, short_services
+from atoll.prove.headroom import HeadroomSizing, Rounds, Shares, Tell, short_services
 from atoll.prove.planning import plan
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
@@ -40,8 +40,8 @@ _CLUSTER_WORK = 0.01
 """Share of the usual effort for a placement: somebody waits for it."""
 _GRAPHS_WORK = 0.05
 """The same for a round of any-to-any models."""
-_GRAPHS_TRIMS = 1
-"""How often headroom of any-to-any models is taken back: a round is a second."""
+_GRAPHS_ROUNDS = Rounds(most=3, trims=0, first_step=2)
+"""Of any-to-any models, whose plans take most of a second each: few rounds, of large steps."""
 _SHARES = 6
 """Plans on the way to the largest share of demand that fits, at most."""
 _MIN_STEP = 0.01
@@ -212,7 +212,7 @@ class _QuickPlanner:
             return found
 
         judge = partial(self._judge_shown, settled)
-        found, kept = HeadroomSizing(settled, first, solve, judge, self.tell, _GRAPHS_TRIMS).run()
+        found, kept = HeadroomSizing(settled, first, solve, judge, self.tell, _GRAPHS_ROUNDS).run()
         # What flows over its paths is the demand with headroom: it is a plan for a fleet that has that.
         own = planned[found.problem_hash]
         made = found.model_copy(update={"mixes": first.mixes})
@@ -221,7 +221,12 @@ class _QuickPlanner:
         return QuickPlan(made, own, kept, served, headroom)
 
     def _solve_graphs(self, problem: Problem) -> Plan:
-        return self._plan_soon(problem, Effort(work=_GRAPHS_WORK, gap=0.05), GRAPHS_S)
+        # Of links nothing is told apart: all are as slow as the slowest, unless nothing can be served so.
+        effort = Effort(work=_GRAPHS_WORK, gap=0.05, patterns=False)
+        found = self._plan_soon(problem, effort, GRAPHS_S)
+        if found.instances:
+            return found
+        return self._plan_soon(problem, replace(effort, patterns=True), GRAPHS_S)
 
     def _plan_soon(self, problem: Problem, effort: Effort, deadline_s: float) -> Plan:
         request = PlanRequest(

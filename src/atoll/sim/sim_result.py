@@ -452,15 +452,19 @@ def _groups(
 
 
 def _gap_spread(sim: a.Sim, at: int) -> Spread:
-    """The spread of gaps between tokens, from log bins: each is read at its geometric middle."""
+    """The spread of gaps between tokens, from log bins, in which they lie evenly as far as this knows."""
     counts = sim.gap_count[at]
     total = int(counts.sum())
     if not total:
         return Spread(None, None, None, None, None)
     reached = np.cumsum(counts)
     marks = [int(np.searchsorted(reached, total * p / 100.0)) for p in PERCENTILES]
-    middle = [GAP_MIN_S * 10.0 ** ((mark - 0.5) / GAP_PER_DECADE) for mark in marks]
-    return Spread(float(sim.service[at]["gap_sum"]) / total, *middle)
+    ends = [
+        mark - (reached[mark] - total * p / 100.0) / counts[mark]
+        for mark, p in zip(marks, PERCENTILES, strict=True)
+    ]
+    read = [GAP_MIN_S * 10.0 ** (float(end) / GAP_PER_DECADE) for end in ends]
+    return Spread(float(sim.service[at]["gap_sum"]) / total, *read)
 
 
 def _nodes(built: Built, clock_s: float, from_s: float, until_s: float) -> list[NodeSummary]:

@@ -22,17 +22,19 @@ LEVELS = {"low": 0.1, "normal": 1.0, "high": 10.0}
 """Effort in words, as a multiple of the usual work."""
 _MIN_WORK = 0.01
 """Least effort, relative to the usual one."""
-_MAX_WORK = 1000.0
+MAX_WORK = 1000.0
 
 _SOONER = 0.2
-"""Weight of prompt latency: with prompts a tenth sooner a plan may give 2 % less (`refine`: 5 % at most)."""
-_QUICKER = 0.1
-"""Weight of the seconds from token to token."""
+"""Weight of prompt latency, and of the seconds from token to token: with either a tenth less a plan may give
+2 % less (`refine`: 5 % at most)."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Tokens/s that a plan generates, median seconds until a prompt is done and from token to token."""
+    """Tokens/s that a plan generates, median seconds until a prompt is done and from token to token.
+
+    Seconds are infinite where nobody looked: so few tokens/s are not worth it.
+    """
 
     tokens_per_s: float
     prompt_s: float
@@ -41,8 +43,8 @@ class Measured:
     @property
     def score(self) -> float:
         """How good that is; only ratios mean something."""
-        waits = max(self.prompt_s, 1e-3) ** _SOONER * max(self.token_s, 1e-3) ** _QUICKER
-        return self.tokens_per_s / float(waits)
+        waits = max(self.prompt_s, 1e-3) * max(self.token_s, 1e-3)
+        return self.tokens_per_s / float(waits**_SOONER)
 
     @classmethod
     def mean(cls, measured: Sequence[Measured]) -> Measured:
@@ -80,6 +82,9 @@ Latency = Callable[[Plan, Problem, float], Answered]
 """Says how soon a plan answers what a problem asks in so many seconds, all requests to their end."""
 
 
+KnownPlacement = Mapping[str, tuple[int, int]]
+"""Layers [start, end) by machine."""
+
 Used = tuple[str, str, NodeSet]
 """An executor or template that a plan has: service, parts or role, nodes."""
 
@@ -109,11 +114,13 @@ class Effort:
     role, nodes), those of plans found before, the search for such plans begins; `unproven` ends it there, for
     plans to learn from. It ends sooner where the `known` plan will do. `rent_limit` is a budget where prices
     of the problem stand for more than rent. `simpler_than` is a plan of rented nodes: asked for is the
-    simplest one that costs at most the share `settings.simplicity` more, instead of the cheapest.
+    simplest one that costs at most the share `settings.simplicity` more, instead of the cheapest. Without
+    `patterns` executors of any-to-any services are not put on machines one by one where links between those
+    bind: every link counts as slow as the slowest then.
     The rest is for fixed clusters: `objective` is what the plan is best at (None: what lasts), `partial`
     lets a node run only some of its layers, `promise` allows no pipeline slower than ttft and tpot
     (False: best effort), and `rank` values the best few plans, of which it takes the best. `latency`
-    fills the tables of solvers that go by it.
+    fills the tables of solvers that go by it. `placements` are known ones: no result is worse than any.
     """
 
     gap: float = GAP
@@ -123,6 +130,7 @@ class Effort:
     promise: bool = True
     rank: Rank | None = None
     latency: Latency | None = None
+    placements: tuple[KnownPlacement, ...] = ()
     work: float = 1.0
     derating: Derating | None = None
     rent_limit: RentLimit | None = None
@@ -130,13 +138,14 @@ class Effort:
     slowdown: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
     likely: frozenset[Used] = frozenset()
     unproven: bool = False
+    patterns: bool = True
     known: KnownPlan | None = None
 
     def __post_init__(self) -> None:
-        if not _MIN_WORK <= self.work <= _MAX_WORK:
+        if not _MIN_WORK <= self.work <= MAX_WORK:
             raise UsageError(
                 f"{self.work:g} times the usual effort",
-                hint=f"take {_MIN_WORK:g} to {_MAX_WORK:g}, or low, normal or high",
+                hint=f"take {_MIN_WORK:g} to {MAX_WORK:g}, or low, normal or high",
                 field="effort",
             )
 
@@ -152,6 +161,7 @@ class Effort:
             "objective": self.objective is not None,
             "partial": self.partial,
             "best-effort": not self.promise,
+            "known": bool(self.placements),
         }
         for option, is_set in options.items():
             if is_set:
@@ -166,10 +176,10 @@ def parse_work(text: str) -> float:
         work = float(text)
     except ValueError:
         work = math.nan
-    if not _MIN_WORK <= work <= _MAX_WORK:
+    if not _MIN_WORK <= work <= MAX_WORK:
         raise UsageError(
             f"cannot read '{text}' as an effort",
-            hint=f"write low, normal, high, or a number from {_MIN_WORK:g} to {_MAX_WORK:g}",
+            hint=f"write low, normal, high, or a number from {_MIN_WORK:g} to {MAX_WORK:g}",
             field="effort",
         )
     return work

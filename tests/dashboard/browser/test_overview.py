@@ -69,7 +69,7 @@ def test_every_page_of_a_fresh_install_says_what_to_do(
         visitor.go(f"/{name}")
         script = (FOLDER / "js" / "pages" / f"{name}.js").read_text()
         if "fleetChoice(" in script:
-            page.get_by_label("Fleet").wait_for()
+            page.get_by_label("Fleet", exact=True).wait_for()
         elif "withPlanner(" in script:
             page.locator("main .card").first.wait_for()
         else:

@@ -73,6 +73,8 @@ def test_bad_files(tmp_path: Path, old: str, new: str, said: str) -> None:
 def test_placements(tmp_path: Path) -> None:
     text = "[Settings]\noffset=2\n[Solution]\ncompute_node_2=[3, 4, 5]\ncompute_node_4=[0]\n"
     assert read_solution(written(tmp_path, text), 3) == ((3, 6), (0, 0), (0, 1))
+    with pytest.raises(InputError, match="other machines than 2 from"):
+        read_solution(written(tmp_path, text), 2)
     with pytest.raises(InputError, match="compute_node_2 have gaps"):
         read_solution(written(tmp_path, text.replace("4, 5", "5")), 3)
 

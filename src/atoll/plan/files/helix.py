@@ -44,6 +44,8 @@ _UNITS = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "sec": 1.0, "second": 1.0}
 _PARTS = {"millisec": 1e3, "microsec": 1e6}
 """Divisors of units: 51 / 1000 is 0.051, while 51 * 0.001 is slightly more."""
 
+_NODE_KEY = re.compile(r"compute_node_(\d+)")
+
 Range = tuple[int, int]
 Ends = tuple[str, str]
 
@@ -81,6 +83,11 @@ def read_solution(path: Path, nodes: int) -> tuple[Range, ...]:
     """Read a placement: [start, end) of every node by number, (0, 0) for one that is not used."""
     file = _ini(path)
     offset = _whole(path, file, "Settings", "offset")
+    keys = file.options("Solution") if file.has_section("Solution") else []
+    numbers = [int(found[1]) - offset for key in keys if (found := _NODE_KEY.fullmatch(key))]
+    if not set(numbers) <= set(range(nodes)):
+        hint = "is it of this cluster?"
+        raise InputError(f"it has other machines than {nodes} from 0", path=path, hint=hint)
     ranges: list[Range] = []
     for i in range(nodes):
         key = f"compute_node_{i + offset}"

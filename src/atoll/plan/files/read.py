@@ -50,6 +50,31 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
     return Plan.from_json(read_text_limited(path), path=path)
 
 
+def read_placement(path: str | os.PathLike[str], problem: Problem) -> dict[str, tuple[int, int]]:
+    """Read layers [start, end) by machine of a cluster from a plan.json or a placement of Helix's (.ini)."""
+    if problem.cluster is None:
+        raise UsageError("--known is for fixed clusters", hint="leave it out", field="known")
+    machines = [node.name for node in problem.cluster.nodes]
+    if Path(path).suffix.lower() == ".ini":
+        from atoll.plan.files.helix import read_solution
+
+        # Helix numbers machines; names of an imported cluster sort as their numbers do.
+        ranges = read_solution(Path(path), len(machines))
+        return {name: held for name, held in zip(sorted(machines), ranges, strict=True) if held[1]}
+    known: dict[str, tuple[int, int]] = {}
+    for node in (node for instance in read_plan(path).instances for node in instance.nodes):
+        if node.host not in machines:
+            hint = "name a plan for the same cluster"
+            raise InputError(
+                f"{node.host or node.node_type} is no machine here", path=path, hint=hint
+            )
+        if node.gpu_ids is not None:
+            hint = "name a plan of whole machines"
+            raise InputError(f"it cuts machine {node.host}", path=path, hint=hint)
+        known[str(node.host)] = (node.start, node.end)
+    return known
+
+
 def find_fleet_file(plan: Plan, path: str | os.PathLike[str]) -> Path | None:
     """Return the fleet file that a plan (read from `path`) was made for, if it is beside it.
 

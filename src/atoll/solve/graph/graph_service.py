@@ -31,6 +31,7 @@ from atoll.core.errors import UsageError
 from atoll.core.ids import parse_node_type
 from atoll.engines.table import EngineChoice
 from atoll.perf.components.executor import ExecutorWork
+from atoll.perf.components.measured import MeasuredRate
 from atoll.perf.components.sites import ALONE, Company
 from atoll.plan.capacities import node_source
 from atoll.plan.component_sharing import list_sharers, name_services
@@ -83,17 +84,21 @@ def kinds_on_offer(problem: Problem, catalog: Catalog) -> dict[str, tuple[Offer,
 
 
 class _OptionTimes:
-    """What sets of parts take on kinds of nodes: the same in every plan on the way, so found once."""
+    """What sets of parts take on kinds of nodes: the same in every plan on the way, so found once.
+
+    It hangs neither on demand nor on prices: plans of a fleet whose dials are turned find it, too.
+    """
 
     def __init__(
         self,
         model: ModelSpec,
-        service: Service,
+        classes: tuple[RequestClass, ...],
+        rates: tuple[MeasuredRate, ...],
         engine: EngineChoice,
         nodes: tuple[tuple[str, tuple[NodeType, ...]], ...],
         companies: tuple[tuple[tuple[str, ...], Company], ...],
     ) -> None:
-        self.model, self.service, self.engine = model, service, engine
+        self.model, self.classes, self.rates, self.engine = model, classes, rates, engine
         self.companies = {(): ALONE, **dict(companies)}
         self.nodes = dict(nodes)
         self.copies: dict[Hashable, tuple[Catalog, list[_Copy]]] = {}
@@ -160,10 +165,10 @@ class _OptionTimes:
                 self.model,
                 option,
                 node,
-                self.service.classes,
+                self.classes,
                 tp,
                 self.engine,
-                self.service.rates,
+                self.rates,
                 self.companies[shared],
             )
         except UsageError:
@@ -248,8 +253,8 @@ class ServiceProgram:
         self.late = False
         self.times = _times_of(
             self.model,
-            # What executors take does not hang on the paths that are allowed.
-            service.model_copy(update={"paths": ()}),
+            service.classes,
+            service.rates,
             problem.engine_of(service),
             tuple((kind, self._nodes(kind, offers)) for kind, offers in self.kinds.items()),
             tuple(
@@ -438,7 +443,12 @@ class ServiceProgram:
 
     def copies_of(self, klass: RequestClass, links: Links) -> list[_Copy]:
         """Return the copies of a class's routes: however slow executors are taken to be, so found once."""
-        where = (tuple(self.kinds.items()), id(self.catalog))
+        # Of offers no more than where machines stand and how large they are.
+        stand = {
+            kind: tuple(dict.fromkeys((one.region, one.node_type, one.gpus) for one in offers))
+            for kind, offers in self.kinds.items()
+        }
+        where = (tuple(stand.items()), id(self.catalog))
         key = (klass.name, links, self.routes[klass.name], self.keys, where)
         known = self.times.copies.get(key)
         if known is None:

@@ -127,7 +127,7 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
             until=lambda: deadline.left < deadline.seconds * (1.0 - _OPTIONS),
         )
 
-    built = build(anywhere=False)
+    built = build(anywhere=not effort.patterns)
     reasons = missing_executors(built)
 
     def make(built: BuiltProgram, answer: GraphAnswer, boxes: Sequence[LaidMachine] = ()) -> Plan:
@@ -141,7 +141,7 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
             solver=name,
             reasons=reasons,
             boxes=boxes,
-            proven=name == DEFAULT and not built.cut_short,
+            proven=name == DEFAULT and effort.patterns and not built.cut_short,
         )
 
     if reasons and problem.settings.on_shortage == "fail":
@@ -164,7 +164,7 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
     free = built.program, answer
     grouped = any(offer.node_type in catalog.links.groups for offer in problem.offers)
     every: tuple[Groups, ...] = ("ignored", "shared", "apart") if grouped else ("ignored",)
-    for groups in every:
+    for groups in every if effort.patterns else ():
         told = built if groups == "ignored" else build(anywhere=False, groups=groups)
         assert told.by_machine is not None
         answer, boxes = solve_with_topology(
@@ -180,7 +180,7 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
             return plan
     # What runs has its place, whatever would hand over less: then every link is as slow as the slowest, and
     # no executor takes more than its share of an interface. What is proven without that holds with it.
-    for within in (False, True):
+    for within in (False, True) if effort.patterns else (True,):
         safe = build(anywhere=True, within_interfaces=within)
         answer = allocate(safe)
         plan = make(safe, replace(answer, bound=min(answer.bound, bound)))

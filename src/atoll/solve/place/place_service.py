@@ -14,10 +14,10 @@ from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem, Service
 from atoll.solve.deadline import Deadline
-from atoll.solve.effort import GAP, Latency, Rank
+from atoll.solve.effort import GAP, KnownPlacement, Latency, Rank
 from atoll.solve.place.bottleneck import bottleneck
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
-from atoll.solve.place.from_problem import flow_instance
+from atoll.solve.place.from_problem import flow_instance, placement_of
 from atoll.solve.place.machine_cuts import Cut
 from atoll.solve.place.place_to_plan import Placed
 from atoll.solve.place.placement_candidates import CandidateWork, Score
@@ -26,7 +26,7 @@ SEARCH = "flow.search"
 MILP = "flow.milp"
 RULES = ("swarm", "petals", "separate", "separate-plus", "chain", "random")
 KNOWN_RULES = ("swarm", "separate", "separate-plus", "chain")
-"""Rules whose placements are candidates; Petals' needs partial inference."""
+"""Rules whose placements are candidates; Petals' is one, too, with the partial inference that it needs."""
 CP = "cp"
 MEMP = "memp"
 NAMES = (SEARCH, MILP, *RULES)
@@ -57,6 +57,7 @@ class FlowEffort:
     service promises (`latency`). `rank` values plans (a simulation, say): the best few by `sustain`
     throughput are ranked by it and the best changed further (`refine`); without it the best by `sustain`
     is taken. `latency` fills the tables of placements by latency (`cp`), and `gap` is how close they come.
+    `known` placements are candidates like those by the simple rules.
     `done` counts what was done, by name.
     """
 
@@ -71,6 +72,7 @@ class FlowEffort:
     bounded: bool = True
     latency: Latency | None = None
     gap: float = GAP
+    known: tuple[KnownPlacement, ...] = ()
     done: Counter[str] = field(default_factory=Counter, compare=False)
     say: Callable[[str], None] = lambda _text: None
 
@@ -198,7 +200,7 @@ def _search_scored(
     best = best_candidates(
         instance,
         score,
-        starts(instance, seed, deadline, effort.work),
+        starts(instance, seed, deadline, effort.work, effort.known),
         by_stage_count(instance) if effort.promise else by_range_length(instance),
         work=CandidateWork(
             round(evaluations * effort.work),
@@ -251,20 +253,41 @@ def by_rule(name: str, instance: FlowInstance, seed: int) -> tuple[FlowInstance,
     return instance, rules[name](instance)
 
 
-def starts(
-    instance: FlowInstance, seed: int, deadline: Deadline, work: float = 1.0
+def known_placements(
+    instance: FlowInstance, seed: int, known: Sequence[KnownPlacement] = ()
 ) -> list[Placement]:
-    """Return placements to search from: the simple rules, and one or two lanes of blocks (`lanes`)."""
+    """Return placements that were given, as far as they fit these nodes, and those by the simple rules."""
+    own = (_given(instance, one) for one in known)
+    names = [*KNOWN_RULES, *(["petals"] if instance.partial else [])]
+    rules = (by_rule(name, instance, seed)[1] for name in names)
+    return [placement for placement in (*own, *rules) if placement is not None]
+
+
+def _given(instance: FlowInstance, known: KnownPlacement) -> Placement | None:
+    ranges = [known.get(name, (0, 0)) for name in instance.names]
+    held = [end - start for start, end in ranges]
+    if any(held) and all(j <= most for j, most in zip(held, instance.max_layers, strict=True)):
+        return placement_of(instance, ranges)
+    return None
+
+
+def starts(
+    instance: FlowInstance,
+    seed: int,
+    deadline: Deadline,
+    work: float = 1.0,
+    known: Sequence[KnownPlacement] = (),
+) -> list[Placement]:
+    """Return placements to search from: known ones, simple rules, one or two lanes of blocks (`lanes`)."""
     from atoll.solve.place.bound.lanes import ITERATIONS, lanes
 
-    # Petals' placement needs partial inference, so it is a start only with that.
-    names = [*KNOWN_RULES, *(["petals"] if instance.partial else [])]
-    placements = [by_rule(name, instance, seed)[1] for name in names]
+    placements = known_placements(instance, seed, known)
     # Rules take no time; lanes do, and are left out where it is over.
     if not deadline.is_over():
         iterations = max(1, round(ITERATIONS * min(1.0, work)))
-        placements.append(lanes(instance, seconds=deadline.limit(), iterations=iterations))
-    return [placement for placement in placements if placement is not None]
+        own = lanes(instance, seconds=deadline.limit(), iterations=iterations)
+        placements += [] if own is None else [own]
+    return placements
 
 
 def _search_flow(
@@ -278,7 +301,7 @@ def _search_flow(
         work=max(1, round(WORK * effort.work)),
         seed=seed,
         workers=effort.workers,
-        start=starts(instance, seed, deadline, effort.work),
+        start=starts(instance, seed, deadline, effort.work, effort.known),
         log=effort.log,
     )
     deadline.missed |= best.cut_short

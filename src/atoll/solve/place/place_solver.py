@@ -26,17 +26,16 @@ from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem, Service
 from atoll.solve.assembly import infeasible
 from atoll.solve.deadline import Deadline
-from atoll.solve.effort import Measured
+from atoll.solve.effort import KnownPlacement, Measured
 from atoll.solve.family import SolverFamily
 from atoll.solve.place.coverage import coverage_of
 from atoll.solve.place.evaluate import max_flow
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
-from atoll.solve.place.from_problem import flow_instance, placement_of
+from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.latency import flow_within
 from atoll.solve.place.machine_cuts import even_cuts
 from atoll.solve.place.place_service import (
     CP,
-    KNOWN_RULES,
     MEMP,
     MILP,
     NAMES,
@@ -45,8 +44,8 @@ from atoll.solve.place.place_service import (
     SEARCH,
     FlowEffort,
     ServicePlacement,
-    by_rule,
     describe_limit,
+    known_placements,
     places,
     reasons,
     shortage,
@@ -95,6 +94,8 @@ def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | No
         chosen = _linear(chosen)
     cluster_of(problem)
     _refuse_limits(problem)
+    if chosen.known:
+        _check_known(name, problem, catalog, chosen)
     deadline = Deadline(chosen.seconds)
     if name in (CP, MEMP) or chosen.goal == "latency":
         plan = _solve_by_latency(name, problem, catalog, chosen, deadline)
@@ -325,7 +326,9 @@ def _rank(
         [answer.placed.placement for answer in answers],
         (lasting, uneven, largest),
         measure,
-        known=_known(problem, service, instance),
+        known=known_placements(
+            instance, problem.settings.seed, (*_running(problem, service), *effort.known)
+        ),
         max_runs=max(_LEAST_MEASURED, round(MEASURED * effort.work)),
         quick=evaluator(site),
         deadline=deadline,
@@ -335,9 +338,9 @@ def _rank(
     limit = describe_limit(instance, refined.placement, refined.flows)
     placed = Placed(service, instance, refined.placement, refined.flows)
     note = (
-        f"generates {refined.value.tokens_per_s:,.1f} tokens/s under full load, prompts take "
-        f"{refined.value.prompt_s:.2f} s: the best of {refined.runs:,} simulated plans (the best by its "
-        f"analytic value: {refined.first.tokens_per_s:,.1f}, {refined.first.prompt_s:.2f} s)"
+        f"generates {refined.value.tokens_per_s:,.1f} tokens/s under full load, and under a calm one prompts "
+        f"take {refined.value.prompt_s:.2f} s and tokens {refined.value.token_s:.2f} s: the best of "
+        f"{refined.runs:,} simulations (the best by its analytic value: {refined.first.tokens_per_s:,.1f})"
     )
     routers = problem.settings.routers
     assumed = " and under ".join(_ROUTERS[router] for router in routers)
@@ -345,20 +348,11 @@ def _rank(
     return ServicePlacement(placed, answers[0].bound, limit), (note, ranked)
 
 
-def _known(problem: Problem, service: Service, instance: FlowInstance) -> list[Placement]:
-    """Placements by the simple rules, and what runs where that is given, on the same nodes."""
-    rules = [by_rule(name, instance, problem.settings.seed)[1] for name in KNOWN_RULES]
-    at = {name: i for i, name in enumerate(instance.names)}
-    ranges = [(0, 0)] * instance.size
-    for one in problem.running:
-        if one.service == service.name:
-            for node in one.nodes:
-                if node.host in at:
-                    ranges[at[node.host]] = (node.start, node.end)
-    held = [end - start for start, end in ranges]
-    if any(held) and all(j <= most for j, most in zip(held, instance.max_layers, strict=True)):
-        rules.insert(0, placement_of(instance, ranges))
-    return [placement for placement in rules if placement is not None]
+def _running(problem: Problem, service: Service) -> list[KnownPlacement]:
+    """What runs now of a service, as a placement."""
+    nodes = (n for one in problem.running if one.service == service.name for n in one.nodes)
+    running = {str(node.host): (node.start, node.end) for node in nodes}
+    return [running] if running else []
 
 
 def _linear(effort: FlowEffort) -> FlowEffort:
@@ -385,6 +379,33 @@ def _refuse_limits(problem: Problem) -> None:
             )
 
 
+def _check_known(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort) -> None:
+    """Raise UsageError where known placements would not be looked at, or do not fit."""
+    reason = {
+        f"solver {name}": name not in (SEARCH, MILP),
+        "objective latency": effort.goal == "latency",
+        "several services": len(problem.services) > 1,
+        "more than 100 machines": is_large(problem),
+    }
+    for what, is_so in reason.items():
+        if is_so:
+            raise UsageError(f"--known with {what}", hint="leave one of them out", field="known")
+    # What fits within a promise differs with it, and promises are tightened on the way to a plan.
+    if effort.promise:
+        return
+    whole = flow_instance(problem, catalog, problem.services[0])
+    room = dict(zip(whole.names, whole.max_layers.tolist(), strict=True))
+    for known in effort.known:
+        for machine, (start, end) in known.items():
+            if end - start > room.get(machine, 0) or end > whole.layers:
+                raise UsageError(
+                    f"layers {start} to {end} of a known placement do not fit machine {machine}: "
+                    f"{room.get(machine, 0)} of the model's {whole.layers} layers do",
+                    hint="name a placement of the same model and precision",
+                    field="known",
+                )
+
+
 def _solve_for_family(problem: Problem, request: PlanRequest) -> Plan:
     name, effort = request.solver or SEARCH, request.effort
 
@@ -409,6 +430,7 @@ def _solve_for_family(problem: Problem, request: PlanRequest) -> Plan:
         work=effort.work,
         latency=effort.latency,
         gap=effort.gap,
+        known=effort.placements,
         say=partial(request.say, "placing"),
     )
     plan = solve(name, problem, request.catalog_for(problem), flow)

@@ -212,7 +212,8 @@ function openView(place, ctx) {
       line.node.hidden = !fits;
       shown += fits;
     }
-    set(found, shown === lines.size ? null : shown ? `${shown} of ${lines.size} rows shown` : "No machine fits: change or clear the filter.");
+    const rows = [...lines.values()].some((line) => isInstance(line.machine)) ? "machines and instances" : "machines";
+    set(found, shown === lines.size ? null : shown ? `${shown} of ${lines.size} ${rows} shown` : "No machine fits: change or clear the filter.");
   }
 
   function drawPictures() {
