@@ -215,6 +215,8 @@ ABLATION = (
 SCHEDULING = (("swarm", 1.30), ("random", 1.29))
 GEO_SCHEDULING = (("swarm", 1.22), ("random", 1.15), ("shortest-queue", 1.19))
 FLYING = 180
+_SAFETY_S = 3600.0
+"""Seconds after which a search is cut short: work is what ends it."""
 
 
 def main() -> None:
@@ -305,7 +307,7 @@ def _case(case: Case, data: Path, values: dict[str, float], *, quick: bool) -> l
     if case.model == B70:
         if case.petals is not None:
             _petals(case, data)
-        figures += _atoll(case, data, values, seconds=15.0 if quick else 600.0)
+        figures += _atoll(case, data, values, seconds=15.0 if quick else _SAFETY_S)
     for key, paper in dict(case.paper).items():
         figures += _beside(f"{case.name}_{key}", values[f"{case.name}_{key}"], paper)
     return figures

@@ -8,7 +8,7 @@ import pytest
 from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Measured
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
-from atoll.solve.place.refine import DRAWS, Refined, refine
+from atoll.solve.place.refine import DRAWS, MEASURED, Refined, refine
 from tests.solve.place.test_sustained import instance
 
 LONG = 1e6
@@ -66,6 +66,29 @@ def test_changes_are_kept_where_they_are_better() -> None:
 def test_changes_of_no_analytic_value_are_not_measured() -> None:
     found = refined(lanes(4), quick=lambda start, end: 0.0)
     assert found.runs == 2 * DRAWS
+
+
+def test_more_work_tries_more_changes() -> None:
+    def alike(placement: Placement, carried: Flows, draw: int) -> Measured:
+        return Measured(1.0, 1.0, 1.0)
+
+    own = instance(4, 16, most=12)
+    runs = [
+        refine(
+            own,
+            lanes(4),
+            (usual,),
+            alike,
+            quick=lambda start, end: 1.0,
+            deadline=Deadline(LONG),
+            random=np.random.default_rng(3),
+            max_runs=most,
+        ).runs
+        for most in (MEASURED, 2 * MEASURED)
+    ]
+    assert runs[0] == MEASURED
+    # With the patience of the usual effort it would end after a hundred.
+    assert runs[1] > 1.5 * MEASURED
 
 
 def test_the_first_is_measured_without_any_time() -> None:

@@ -38,7 +38,7 @@ _PROMISING = 0.9
 _CLIMBING = 3
 """Placements, the best so far, that are changed in turn."""
 _PATIENCE = 100
-"""Changes measured without a better one, after which the climb ends."""
+"""Changes tried without a better one, after which the climb ends; more of them with more effort."""
 DRAWS = 3
 """Draws of requests under which what is taken was measured."""
 MEASURED = 80
@@ -119,7 +119,8 @@ def refine(
         climb.look(one.placement, splits[1:])
     climbing = climb.leaders()
     stale = 0
-    while not climb.is_over() and stale < _PATIENCE:
+    patience = _PATIENCE * max(1.0, max_runs / MEASURED)
+    while not climb.is_over() and stale < patience:
         # In turn, so that one good placement does not take all measurements.
         turn = stale % len(climbing)
         here = climbing[turn]
