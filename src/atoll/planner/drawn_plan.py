@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NotRequired, TypedDict
 
 
-class DrawnObjective(TypedDict):
+class ObjectiveDrawing(TypedDict):
     """What a plan is best at, and what is proven of it."""
 
     goal: str
@@ -83,7 +83,7 @@ class DrawnStage(TypedDict):
     tp: int
 
 
-class DrawnInstance(TypedDict):
+class InstanceDrawing(TypedDict):
     """An instance with its stages; `share` of its service's requests, null where no routes say."""
 
     id: str
@@ -138,7 +138,7 @@ class Drawn(TypedDict):
     start_usd_per_hour: float
     bound_usd_per_hour: float | None
     gap: float | None
-    objective: DrawnObjective
+    objective: ObjectiveDrawing
     cut_short: bool
     proof: dict[str, str | None]
     nodes: int
@@ -146,7 +146,7 @@ class Drawn(TypedDict):
     served: float
     services: list[DrawnService]
     choices: list[DrawnChoice]
-    instances: list[DrawnInstance]
+    instances: list[InstanceDrawing]
     flows: list[DrawnFlow]
     reasons: list[str]
     notes: list[str]

@@ -24,9 +24,9 @@ from atoll.planner.drawn_plan import (
     Drawn,
     DrawnFlow,
     DrawnGroup,
-    DrawnInstance,
     DrawnService,
     DrawnStage,
+    InstanceDrawing,
 )
 from atoll.report.promises import describe_groups
 
@@ -109,7 +109,7 @@ def _draw_service(plan: FleetPlan, service: Service) -> DrawnService:
     }
 
 
-def _draw_instance(plan: FleetPlan, instance: Instance, catalog: Catalog) -> DrawnInstance:
+def _draw_instance(plan: FleetPlan, instance: Instance, catalog: Catalog) -> InstanceDrawing:
     service = plan.problem.service(instance.service)
     markets = sorted({node.market for node in instance.nodes})
     return {
