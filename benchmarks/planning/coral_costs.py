@@ -4,7 +4,8 @@ Every method gets the same problem, the same exact layouts and the same validato
 strong as their definition allows (replicas may be pipelines over several equal nodes), with single-node
 replicas, and in figures 7 and 11 as published: a replica is one tensor-parallel node, of Homo the one with
 the most throughput per dollar, as many as cover demand (`coral_differences` goes from there step by step).
-Under scarcity (8 to 10) goodput is the mean share of demand served over all models. Figure 12 is Helix's
+Under scarcity (8 to 10) goodput is the mean share of demand served over all models, and beside it stands the
+share of every demand that is met, which is what the paper scales down to. Figure 12 is Helix's
 cluster of 64 GPUs, which Helix uses whole, against what a plan rents of it.
 
 Layouts are free, as in the paper; keys that begin with `run_` are of layouts that an engine runs, for all
@@ -195,56 +196,71 @@ def measure_costs(
     return figures, rows
 
 
-def measure_goodput(
-    prefix: str, setups: dict[str, Problem], catalog: Catalog, cache: TemplateCache
-) -> tuple[list[Figure], list[Row]]:
-    """Figures 8 to 10: what is served where there are too few nodes, and what that costs."""
-    figures, rows = [], []
-    print("\nScarce: goodput (mean share of demand served over models), common share, $/h")
+def make_pools(
+    setups: dict[str, Problem], catalog: Catalog, cache: TemplateCache
+) -> dict[str, Problem]:
+    """Return the set-ups on too few nodes: the fewest that carry all with free layouts, and some more."""
+    pools = {}
     for setup, problem in setups.items():
         library = libraries(problem, catalog, cache=cache)
         plenty = solve(
             problem, PlanRequest(solver="optimal", deadline_s=DEADLINE_S, catalog=catalog)
         )
-        start = time.perf_counter()
+        start = time.process_time()
         edge = edge_margin(problem, plenty, catalog, library)
-        print(f"  {setup}: edge at {edge:.1f}, {time.perf_counter() - start:6.1f} s", flush=True)
+        print(
+            f"\n{setup}: edge at {edge:.1f}, {time.process_time() - start:6.1f} CPU-s", flush=True
+        )
         for kind, factor in (("scarce", MARGIN[setup]), ("edge", 1.05)):
-            tight = scarce(problem, gpu_memory(plenty, catalog), edge * factor)
-            shares: dict[str, float] = {}
-            common: dict[str, float] = {}
-            usd: dict[str, float] = {}
-            for method in METHODS:
-                start = time.process_time()
-                fraction, together, plan = served(method, tight, catalog)
-                seconds = time.process_time() - start
-                shares[method], common[method] = fraction, together
-                usd[method] = plan.usd_per_hour
-                label = f"{setup}-{kind}"
-                print(
-                    f"  {label:16s} {method:18s} {fraction:6.1%} {together:6.1%}"
-                    f" ${plan.usd_per_hour:9.2f}  {seconds:6.1f} CPU-s",
-                    flush=True,
-                )
-                figure = "8, 9" if setup == "core" else "8, 10"
-                layouts = "engines" if prefix else "free"
-                told = None
-                if method != "optimal" and kind == "scarce":
-                    told = GOODPUT[setup][method.startswith("cauchy")]
-                rows.append(
-                    Row(figure, label, layouts, method, plan.usd_per_hour, fraction, together, told)
-                )
-            name = prefix + (kind if setup == "extended" else f"core_{kind}")
-            for short, method in SHORT.items():
-                note = f"paper {GOODPUT[setup][short.startswith('cauchy')]}"
-                for what, of in (("goodput", shares), ("common", common)):
-                    value = of["optimal"] / of[method] if of[method] > 0 else None
-                    figures.append(Figure(f"{name}_{what}_vs_{short}", value, note=note))
-                figures.append(
-                    Figure(
-                        f"{name}_usd_vs_{short}", usd[SHORT[short]] / usd["optimal"], note="cost"
-                    )
-                )
+            memory = gpu_memory(plenty, catalog)
+            pools[f"{setup}-{kind}"] = scarce(problem, memory, edge * factor)
+    return pools
+
+
+def measure_goodput(
+    prefix: str, pools: dict[str, Problem], catalog: Catalog
+) -> tuple[list[Figure], list[Row]]:
+    """Figures 8 to 10: what is served where there are too few nodes, and what that costs.
+
+    Pools are the same for all layouts.
+    """
+    figures, rows = [], []
+    layouts = "engines" if prefix else "free"
+    print(
+        f"\nScarce, layouts {layouts}: mean share of demand served over models, common share, $/h"
+    )
+    for label, tight in pools.items():
+        setup, _, kind = label.partition("-")
+        shares: dict[str, float] = {}
+        common: dict[str, float] = {}
+        usd: dict[str, float] = {}
+        for method in METHODS:
+            start = time.process_time()
+            fraction, together, plan = served(method, tight, catalog)
+            seconds = time.process_time() - start
+            shares[method], common[method] = fraction, together
+            usd[method] = plan.usd_per_hour
+            print(
+                f"  {label:16s} {method:18s} {fraction:6.1%} {together:6.1%}"
+                f" ${plan.usd_per_hour:9.2f}  {seconds:6.1f} CPU-s",
+                flush=True,
+            )
+            figure = "8, 9" if setup == "core" else "8, 10"
+            told = None
+            if method != "optimal" and kind == "scarce":
+                told = GOODPUT[setup][method.startswith("cauchy")]
+            rows.append(
+                Row(figure, label, layouts, method, plan.usd_per_hour, fraction, together, told)
+            )
+        name = prefix + (kind if setup == "extended" else f"core_{kind}")
+        for short, method in SHORT.items():
+            note = f"paper {GOODPUT[setup][short.startswith('cauchy')]}"
+            for what, of in (("goodput", shares), ("common", common)):
+                value = of["optimal"] / of[method] if of[method] > 0 else None
+                figures.append(Figure(f"{name}_{what}_vs_{short}", value, note=note))
+            figures.append(
+                Figure(f"{name}_usd_vs_{short}", usd[SHORT[short]] / usd["optimal"], note="cost")
+            )
     return figures, rows
 
 
@@ -318,18 +334,23 @@ def write(rows: list[Row], path: Path) -> None:
             writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in astuple(row)])
 
 
+BASELINES = {"homogeneous": "Homo", "cauchy": "Cauchy"}
+PAPER_COLOUR = "0.35"
 DRAWN = (
-    ("the paper", "", "", "0.35"),
-    ("as published", "free", "-published", "tab:orange"),
-    ("one node a replica", "free", "-node", "tab:green"),
-    ("rows of equal nodes", "free", "", "tab:blue"),
-    ("the same, as engines run it", "engines", "", "tab:purple"),
+    ("as published", "free", "{}-published", "tab:orange"),
+    ("one node a replica", "free", "{}-node", "tab:green"),
+    ("rows of equal nodes", "free", "{}", "tab:blue"),
+    ("rows, as engines run them", "engines", "{}", "tab:purple"),
 )
-"""What a bar shows: the layouts and the end of the method's name."""
+OWN = (
+    ("Atoll", "free", "optimal", "0.6"),
+    ("Atoll, as engines run it", "engines", "optimal", "0.8"),
+)
+"""What a bar shows: label, layouts, method and colour."""
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw what baselines cost over Atoll's plans, and what Atoll serves over them where nodes are scarce."""
+    """Draw what baselines cost over Atoll's plans, and what all of them serve where nodes are scarce."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -340,45 +361,40 @@ def draw(rows: list[Row], path: Path) -> None:
 
     plt.rcParams["svg.hashsalt"] = "coral"
     found = {(row.setup, row.layouts, row.method): row for row in rows}
-    costs_of = [row.setup for row in rows if row.figure in ("7", "11")]
-    served_of = [row.setup for row in rows if row.figure.startswith("8")]
+    plenty = list(dict.fromkeys(row.setup for row in rows if row.figure in ("7", "11")))
+    scarce_in = list(dict.fromkeys(row.setup for row in rows if row.figure.startswith("8")))
     widths = {"width_ratios": [3, 2]}
-    picture, axes = plt.subplots(2, 2, figsize=(11, 5.6), gridspec_kw=widths, sharey="col")
-    for line, baseline in enumerate(("homogeneous", "cauchy")):
-        for side, (setups, title) in enumerate(
-            ((costs_of, "cost over Atoll's"), (served_of, "Atoll's goodput over its, scarce"))
-        ):
-            names = list(dict.fromkeys(setups))
-            axis = axes[line][side]
-            for place, (label, layouts, end, colour) in enumerate(DRAWN):
-                heights = []
-                for name in names:
-                    row = found.get((name, layouts or "free", baseline + end))
-                    own = found.get((name, layouts or "free", "optimal"))
-                    heights.append(_height(row, own, paper=not layouts, served=bool(side)))
-                at = np.arange(len(names)) + 0.16 * (place - 2)
-                axis.bar(at, heights, 0.15, color=colour, label=label)
-            axis.axhline(1.0, color="black", linewidth=0.6)
-            axis.set_xticks(
-                range(len(names)), [name.replace("_", "\n").replace("-", "\n") for name in names]
-            )
-            shown = "Homo" if baseline == "homogeneous" else "Cauchy"
-            axis.set_title(f"{shown}: {title}", fontsize=10)
+    picture, axes = plt.subplots(2, 2, figsize=(11, 6), gridspec_kw=widths, sharey="col")
+    for (left, right), (baseline, shown) in zip(axes, BASELINES.items(), strict=True):
+        told = [found[name, "free", baseline].paper or 0.0 for name in plenty]
+        left.bar(np.arange(len(plenty)) - 0.32, told, 0.15, color=PAPER_COLOUR, label="the paper")
+        for place, (label, layouts, method, colour) in enumerate(DRAWN):
+            of = method.format(baseline)
+            ratios = [
+                _over(found.get((n, layouts, of)), found[n, layouts, "optimal"]) for n in plenty
+            ]
+            at = np.arange(len(plenty)) + 0.16 * (place - 1)
+            left.bar(at, ratios, 0.15, color=colour, label=label)
+        left.axhline(1.0, color="black", linewidth=0.6)
+        left.set_title(f"{shown}: cost over Atoll's", fontsize=10)
+        for place, (label, layouts, method, colour) in enumerate((*OWN, *DRAWN[1:])):
+            shares = [found[n, layouts, method.format(baseline)].common for n in scarce_in]
+            at = np.arange(len(scarce_in)) + 0.16 * (place - 2)
+            right.bar(at, shares, 0.15, color=colour, label=label if place < len(OWN) else None)
+        right.set_title(f"{shown} and Atoll: share of every demand served", fontsize=10)
+        for axis, names in ((left, plenty), (right, scarce_in)):
+            apart = [name.replace("_", "\n").replace("-", "\n") for name in names]
+            axis.set_xticks(range(len(names)), apart)
     axes[0][0].legend(fontsize=8)
+    axes[0][1].legend(fontsize=8, loc="center right")
     picture.tight_layout()
     picture.savefig(path, metadata={"Date": None})
     plt.close(picture)
 
 
-def _height(row: Row | None, own: Row | None, *, paper: bool, served: bool) -> float:
-    """Return the ratio that a bar shows, nothing where there is none."""
-    if row is None or own is None:
-        return 0.0
-    if paper:
-        return row.paper or 0.0
-    if served:
-        return own.goodput / row.goodput if row.goodput else 0.0
-    if row.usd_per_hour is None or own.usd_per_hour is None:
+def _over(row: Row | None, own: Row) -> float:
+    """Return how many times dearer a plan is than Atoll's, nothing where one does not meet demand."""
+    if row is None or row.usd_per_hour is None or own.usd_per_hour is None:
         return 0.0
     return row.usd_per_hour / own.usd_per_hour
 
@@ -394,13 +410,16 @@ def main() -> None:
         figures.extend(found[0])
         rows.extend(found[1])
 
+    scarce_in = {"core": core(), "extended": extended()}
+    if arguments.quick:
+        del scarce_in["core"]
+    pools = make_pools(scarce_in, catalog, cache)
     for prefix in ("",) if arguments.quick else ("", "run_"):
         change: Callable[[Problem], Problem] = as_it_runs if prefix else lambda problem: problem
         setups = {"core": change(core()), "extended": change(extended())}
         keep(measure_costs(prefix, setups, catalog))
-        if arguments.quick:
-            del setups["core"]
-        keep(measure_goodput(prefix, setups, catalog, cache))
+        tight = {label: change(problem) for label, problem in pools.items()}
+        keep(measure_goodput(prefix, tight, catalog))
         keep(measure_helix(prefix, change(helix_cluster()), catalog))
     if not arguments.quick:
         write(rows, KEPT)

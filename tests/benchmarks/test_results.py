@@ -131,3 +131,21 @@ def test_the_conditions_of_components_are_on_record() -> None:
         assert meta[key] == {}
     for key in ("date_utc", "driver", "cuda", "torch", "host_cpu", "attention"):
         assert meta[key]
+
+
+def test_coral_costs_are_those_that_were_recorded() -> None:
+    kept = json.loads((RESULTS / "figures.json").read_text("utf-8"))["coral_costs"]["figures"]
+    usd = {
+        (row["setup"], row["layouts"], row["method"].replace("homogeneous", "homo")): float(
+            row["usd_per_hour"]
+        )
+        for row in rows("coral.csv")
+        if row["figure"] in ("7", "11") and row["usd_per_hour"]
+    }
+    assert len(usd) > 50
+    prefixes = {"free": "", "engines": "run_"}
+    assert kept["core_vs_homo"] > 1.0
+    for (setup, layouts, method), paid in usd.items():
+        ratio = kept.get(f"{prefixes[layouts]}{setup}_vs_{method}")
+        if ratio is not None:
+            assert ratio == pytest.approx(paid / usd[setup, layouts, "optimal"], rel=1e-4)

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import time
 
+import msgspec
 import pytest
 
 from atoll.cli import main as cli
+from atoll.cli.console_client import ConsoleClient
 from atoll.fabric.identity.access import Access
 from atoll.fabric.registry.peers import Load, Peer
-from atoll.fabric.registry.records import Metadata
+from atoll.fabric.registry.records import Metadata, as_dict
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.link import UnreachableError
 from tests.fabric.registry.test_queries import peer
@@ -113,3 +115,38 @@ def test_no_fabric_named(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> N
     monkeypatch.delenv("ATOLL_FABRIC", raising=False)
     assert cli.run(["nodes"]) == 2
     assert "ATOLL_FABRIC" in capsys.readouterr().err
+
+
+def test_a_dashboard_elsewhere_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    one = peer(price_usd_per_hour=2.5)
+    shown = as_dict(one.metadata) | {
+        "sid": one.sid,
+        "state": one.state.name.lower(),
+        "alive": True,
+        "verified": True,
+        "for_s": 5.0,
+        "load": msgspec.structs.asdict(Load(running=3, waiting=1, capacity=8)),
+        "used": True,
+        "unused_because": None,
+        "direct_used": False,
+    }
+    asked: list[str] = []
+
+    def ask(client: ConsoleClient, method: str, path: str, body: object = None) -> object:
+        asked.append(f"{client.url} {method} {path}")
+        return {"nodes": [shown, {**shown, "name": "other", "sid": "o"}], "hubs": []}
+
+    monkeypatch.delenv("ATOLL_FABRIC", raising=False)
+    monkeypatch.setenv("ATOLL_KEY", "atoll-k")
+    monkeypatch.setattr(ConsoleClient, "ask", ask)
+    words = ["nodes", one.name, "--console", "http://far:1"]
+    assert cli.run(words) == 0
+    assert asked == ["http://far:1 GET /atoll/v1/fabric"]
+    table = capsys.readouterr().out
+    for text in (one.name, "3/8 +1", "$2.50/h", "1 of 2 nodes"):
+        assert text in table
+    assert cli.run([*words, "--json"]) == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert (said["sid"], said["load"]["running"]) == (one.sid, 3)
+    assert cli.run([*words, "--watch"]) == 2
+    assert "--watch" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from tests.plan.test_choice import choice, plan_with
 
 
 def draw(problem: Problem, plan: Plan) -> dict[str, Any]:
-    drawn = draw_plan(FleetPlan.of(plan, problem))
+    drawn: dict[str, Any] = {**draw_plan(FleetPlan.of(plan, problem))}
     # Plain data that JSON holds, and no end of a flow that is not there.
     assert json.loads(json.dumps(drawn, allow_nan=False)) == drawn
     known = {f"instance:{one['id']}" for one in drawn["instances"]}

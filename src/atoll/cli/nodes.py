@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from atoll.cli.console_client import CONSOLE_VARIABLE, ConsoleClient
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.core.errors import UsageError
 from atoll.core.extras import require_extras
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from atoll.fabric.registry.queries import Query
     from atoll.fabric.registry.records import Gpu, Metadata, NodeService
     from atoll.fabric.transport.fabric import Fabric
+    from atoll.runtime.federation.fabric_view import FabricView
 
 app = typer.Typer(add_completion=False)
+_FABRIC = "/atoll/v1/fabric"
 _LOAD_WAIT_S = 1.1
 _REDRAW_S = 0.5
 _SHOWN_MODELS = 3
@@ -57,6 +60,12 @@ class NodesSettings(VerbSettings):
         env="ATOLL_FABRIC",
         repr=False,
     )
+    console: str | None = option(
+        None,
+        "Without --fabric: ask the dashboard at this URL, with an admin's API key in $ATOLL_KEY.",
+        env=CONSOLE_VARIABLE,
+        metavar="URL",
+    )
     watch: bool = option(False, "Stay, and redraw on change.")
     as_json: bool = json_field("Print JSON, in base units; with --watch a line each.")
 
@@ -71,6 +80,14 @@ def nodes(options: NodesSettings) -> None:
     from atoll.fabric.registry.queries import Query
 
     query = Query(**{field.name: getattr(options, field.name) for field in fields(Query)})
+    if options.console is not None and options.fabric is None:
+        if options.watch:
+            raise UsageError(
+                "a dashboard is asked once", field="--watch", hint="leave it out, or give --fabric"
+            )
+        peers, loads = read_view(ConsoleClient.find(options.console).ask("GET", _FABRIC))
+        _show(peers, loads, query, options.as_json)
+        return
     asyncio.run(_nodes(options.fabric, query, options.watch, options.as_json))
 
 
@@ -92,15 +109,47 @@ async def _nodes(token: str | None, query: Query, watch: bool, as_json: bool) ->
         if watch:
             await _watch(fabric, query, as_json)
         else:
-            peers = choose(fabric.peers(), query)
-            descriptions = [describe(peer, fabric.loads.get(peer.sid)) for peer in peers]
-            emit(
-                descriptions,
-                as_json,
-                lambda: draw_nodes(peers, fabric.loads, time.time(), len(fabric.peers())),
-            )
+            _show(fabric.peers(), fabric.loads, query, as_json)
     finally:
         await fabric.close()
+
+
+def _show(peers: Sequence[Peer], loads: Mapping[str, Load], query: Query, as_json: bool) -> None:
+    chosen = choose(peers, query)
+    emit(
+        [describe(peer, loads.get(peer.sid)) for peer in chosen],
+        as_json,
+        lambda: draw_nodes(chosen, loads, time.time(), len(peers)),
+    )
+
+
+def read_view(view: FabricView) -> tuple[list[Peer], dict[str, Load]]:
+    """Return the members that a gateway sees, and their loads by session."""
+    import msgspec
+
+    from atoll.fabric.registry.peers import Load, Peer
+    from atoll.fabric.registry.records import Metadata, SessionState
+
+    peers, loads = [], {}
+    for shown in (*view["hubs"], *view["nodes"]):
+        said = {name: each for name, each in shown.items() if name in Metadata.__struct_fields__}
+        metadata = msgspec.convert(said, Metadata)
+        peers.append(
+            Peer(
+                sid=shown["sid"],
+                slot="",
+                name=metadata.name,
+                provider=metadata.provider,
+                verified=shown["verified"],
+                state=SessionState[shown["state"].upper()],
+                metadata=metadata,
+                alive=shown["alive"],
+                since_s=time.time() - shown["for_s"],
+            )
+        )
+        if shown["load"] is not None:
+            loads[shown["sid"]] = Load(**shown["load"])  # type: ignore[arg-type]
+    return peers, loads
 
 
 async def _first_loads(fabric: Fabric) -> None:

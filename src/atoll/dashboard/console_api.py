@@ -10,7 +10,7 @@ from typing import Any, Literal, Required, TypedDict
 import msgspec
 
 from atoll.core.roles import Role
-from atoll.runtime.http.api_route import EVENTS, ApiRoute, RouteTable
+from atoll.runtime.http.api_route import EVENTS, JSON, ApiRoute, RouteTable
 from atoll.runtime.http.openapi import Json, describe_failures, make_document
 
 Service = Literal["console", "gateway", "planner"]
@@ -124,5 +124,11 @@ class ConsoleApi:
 
 def _pass_on(operation: Json) -> Json:
     """Return a request for models as it is asked here, where more can go wrong."""
-    known = operation.get("responses", {})
-    return operation | {"tags": ["models"], "responses": describe_failures() | known}
+    own, known = describe_failures(), operation.get("responses", {})
+    for status in own.keys() & known.keys():
+        # The gateway refuses in the dialect of the request, the console in its own.
+        schemas = [each[status]["content"][JSON]["schema"] for each in (known, own)]
+        if schemas[0] != schemas[1]:
+            own[status]["content"] = {JSON: {"schema": {"anyOf": schemas}}}
+        known = {**known, status: own[status]}
+    return operation | {"tags": ["models"], "responses": own | known}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import cast
 
 from atoll.api.fleet_plan import FleetPlan
 from atoll.catalog.catalog import Catalog
@@ -20,9 +20,16 @@ from atoll.plan.executors import request_bytes
 from atoll.plan.plan import SINK, SOURCE, Instance, Node
 from atoll.plan.problem import Service
 from atoll.plan.proof import proof_of
+from atoll.planner.drawn_plan import (
+    Drawn,
+    DrawnFlow,
+    DrawnGroup,
+    DrawnService,
+    DrawnStage,
+    InstanceDrawing,
+)
 from atoll.report.promises import describe_groups
 
-Drawn = dict[str, Any]
 HASH_LETTERS = 16
 _MIN_PER_S = 1e-12
 
@@ -71,7 +78,7 @@ def draw_plan(plan: FleetPlan) -> Drawn:
     }
 
 
-def _draw_service(plan: FleetPlan, service: Service) -> Drawn:
+def _draw_service(plan: FleetPlan, service: Service) -> DrawnService:
     usd = sum(one.usd_per_hour * one.part_of(service.name) for one in plan.instances)
     served = plan.served_fraction.get(service.name, 1.0)
     lengths = service.lengths
@@ -96,11 +103,13 @@ def _draw_service(plan: FleetPlan, service: Service) -> Drawn:
         "output_tokens": lengths.output_mean,
         "choice": choice,
         "classes": [{"name": klass.name, "share": klass.share} for klass in service.classes],
-        "groups": [] if promise is None else describe_groups(promise.groups),
+        "groups": []
+        if promise is None
+        else cast(list[DrawnGroup], describe_groups(promise.groups)),
     }
 
 
-def _draw_instance(plan: FleetPlan, instance: Instance, catalog: Catalog) -> Drawn:
+def _draw_instance(plan: FleetPlan, instance: Instance, catalog: Catalog) -> InstanceDrawing:
     service = plan.problem.service(instance.service)
     markets = sorted({node.market for node in instance.nodes})
     return {
@@ -128,7 +137,7 @@ def _standing_of(instance: Instance, catalog: Catalog) -> str | None:
     return str(standing_of(find_engine(instance.engine), instance, catalog))
 
 
-def _draw_stage(instance: Instance, node: Node) -> Drawn:
+def _draw_stage(instance: Instance, node: Node) -> DrawnStage:
     return {
         "node": node.kind,
         "machine": machine_name(instance, node),
@@ -181,7 +190,7 @@ def _share_of(plan: FleetPlan, instance: Instance) -> float | None:
     return plan.weights(instance.service, instance.phase).get(instance.id, 0.0)
 
 
-def _draw_flows(plan: FleetPlan) -> Iterator[Drawn]:
+def _draw_flows(plan: FleetPlan) -> Iterator[DrawnFlow]:
     rates = {service.name: service.demand_per_s for service in plan.problem.services}
     named = Counter(name for mix in plan.mixes for name in mix.shares)
     for mix in plan.mixes:
@@ -203,7 +212,7 @@ def _draw_flows(plan: FleetPlan) -> Iterator[Drawn]:
     yield from _executor_flows(plan, rates)
 
 
-def _machine_flows(plan: FleetPlan, rates: dict[str, float]) -> Iterator[Drawn]:
+def _machine_flows(plan: FleetPlan, rates: dict[str, float]) -> Iterator[DrawnFlow]:
     """Flows between the machines of a cluster; those of instances that share them stay apart.
 
     An instance may carry more than is asked of it: what is drawn is what comes.
@@ -217,10 +226,10 @@ def _machine_flows(plan: FleetPlan, rates: dict[str, float]) -> Iterator[Drawn]:
             if flow.per_s > _MIN_PER_S and instance.throughput_per_s > 0.0:
                 share = min(1.0, flow.per_s / instance.throughput_per_s) * routed
                 drawn = _flow(ends[flow.src], ends[flow.dst], share, share * rates[service.name])
-                yield drawn | {"instance": instance.id}
+                yield {**drawn, "instance": instance.id}
 
 
-def _executor_flows(plan: FleetPlan, rates: dict[str, float]) -> Iterator[Drawn]:
+def _executor_flows(plan: FleetPlan, rates: dict[str, float]) -> Iterator[DrawnFlow]:
     if not plan.paths:
         return
     catalog = plan.problem.catalog()
@@ -249,8 +258,8 @@ def _executor_flows(plan: FleetPlan, rates: dict[str, float]) -> Iterator[Drawn]
         drawn = _flow(
             f"instance:{pair.src}", f"instance:{pair.dst}", min(1.0, share), pair.requests_per_s
         )
-        yield drawn | {"bytes_per_s": pair.bytes_per_s, "network": pair.between_machines}
+        yield {**drawn, "bytes_per_s": pair.bytes_per_s, "network": pair.between_machines}
 
 
-def _flow(src: str, dst: str, share: float, per_s: float | None) -> Drawn:
+def _flow(src: str, dst: str, share: float, per_s: float | None) -> DrawnFlow:
     return {"from": src, "to": dst, "share": share, "per_s": per_s}

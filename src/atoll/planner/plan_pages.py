@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 import msgspec
 from pydantic import Field, StrictBool, StrictStr
 
-from atoll.control.operation.approval import NextChange
+from atoll.control.operation.approval import ComingChange, NextChange
 from atoll.control.operation.fleet_history import HistoryEvent
 from atoll.control.operation.fleet_home import FleetHome, is_dead
 from atoll.core.frozen import Frozen
@@ -50,7 +50,7 @@ class HistoryEvents(TypedDict):
 class ShownNext(TypedDict):
     """The change that comes next; null where everything stays."""
 
-    next: dict[str, Any] | None
+    next: ComingChange | None
 
 
 async def show_plan(planner: PlanningService, request: PlannerRequest) -> Answer:
@@ -94,11 +94,11 @@ async def answer_next(planner: PlanningService, request: PlannerRequest) -> Answ
     return json_response(ShownNext(next=describe_next(found)), 202)
 
 
-def describe_next(change: NextChange | None) -> dict[str, Any] | None:
+def describe_next(change: NextChange | None) -> ComingChange | None:
     """Return a change as it is shown."""
     if change is None:
         return None
-    return change.model_dump(mode="json", exclude={"holder"})
+    return ComingChange.parse(change.model_dump(mode="json", exclude={"holder"}))
 
 
 def _read_next(home: FleetHome) -> NextChange | None:

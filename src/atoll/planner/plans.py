@@ -18,9 +18,10 @@ from atoll.api.fleet_plan import FleetPlan
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.planner.drawn_plan import Drawn
 from atoll.planner.fleets import FleetEntry
 from atoll.planner.jobs import JobRunner
-from atoll.planner.plan_drawing import Drawn, draw_plan
+from atoll.planner.plan_drawing import draw_plan
 from atoll.planner.source import read_source
 from atoll.planner.worker import Report, Said
 from atoll.runtime.openai import ApiError

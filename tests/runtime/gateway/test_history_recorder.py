@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.runtime.gateway.console.history_requests import ShownCurves
 from atoll.runtime.gateway.console.shown_machines import ShownLoad, ShownMachine
-from atoll.runtime.gateway.history_recorder import find_path, sum_machine
+from atoll.runtime.gateway.history_recorder import describe_change, find_path, sum_machine
 from atoll.runtime.gateway.prometheus_history import PrometheusHistory, write_query
+from atoll.runtime.pool.member import Backend, Member
 from atoll.telemetry.history import FIGURES
 
 
@@ -25,6 +27,18 @@ def test_a_machine_is_busy_by_what_is_known_of_it() -> None:
 
 def test_more_than_it_takes_at_once_is_full() -> None:
     assert sum_machine(machine(running=9, capacity=4), 10.0).load == 10.0
+
+
+def test_changes_name_machines_as_pages_do() -> None:
+    backend = Backend(id="m002-9bb", url="fabric://m002-9bb", metadata={"node": "lab/gpu1"})
+    assert describe_change("added", Member(backend)) == "machine lab/gpu1 joined"
+    plain = Backend(id="first", url="http://127.0.0.1:1")
+    assert describe_change("down", Member(plain)) == "machine first is down"
+    assert describe_change("weighed", Member(plain)) is None
+
+
+def test_every_curve_is_in_the_answer() -> None:
+    assert {"name", *FIGURES["models"], *FIGURES["machines"]} == {*ShownCurves.__annotations__}
 
 
 def test_a_gateway_on_any_port_has_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

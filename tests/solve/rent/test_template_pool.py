@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -114,6 +116,32 @@ def test_a_dive_comes_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain.served.min() == answer.served.min() == 1.0
     assert answer.bound <= plain.objective + 1e-6
     assert plain.bound <= answer.objective <= 1.1 * plain.objective
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_regions_in_turn_come_near_the_most_that_can_be_served(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = many_templates(seed, available=5)
+    # So much that not all of it can be served.
+    case = replace(
+        case,
+        services=tuple(
+            replace(s, roles=tuple(replace(r, demand=2.0 * r.demand) for r in s.roles))
+            for s in case.services
+        ),
+    )
+    most = optimum(case, "common")
+    monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
+    monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
+    answer = solve(case)
+    served = answer.served.min()
+    assert answer.status == "partial"
+    assert 0.8 * most <= served <= most + 1e-6
+    assert most - 1e-6 <= answer.fraction_bound < 1.0
+    # What is proven of the cost is proven of the share that is served.
+    least = optimum(case, "cost", (answer.served * (1.0 - 1e-8)).tolist())
+    assert answer.bound <= least + 1e-5
 
 
 @pytest.mark.parametrize("seed", range(4))

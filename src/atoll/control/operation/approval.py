@@ -49,8 +49,8 @@ class ChangeRow(Frozen):
         )
 
 
-class NextChange(Frozen):
-    """The change that comes next, as `next.json` has it (`FleetChange`); `holder` is whose it is.
+class ComingChange(Frozen):
+    """The change that comes next, as pages have it (`FleetChange`).
 
     `on_page` says that it is answered on a page, not at the controller's terminal.
     """
@@ -59,7 +59,6 @@ class NextChange(Frozen):
     at_s: float
     state: ChangeState
     on_page: bool
-    holder: str
     stays: tuple[str, ...]
     starts: tuple[ChangeRow, ...]
     goes: tuple[ChangeRow, ...]
@@ -69,6 +68,12 @@ class NextChange(Frozen):
     dips: tuple[str, ...]
     reasons: tuple[str, ...]
     waits: tuple[str, ...]
+
+
+class NextChange(ComingChange):
+    """The same as `next.json` has it; `holder` is whose it is."""
+
+    holder: str
 
 
 class ChangeAnswer(Frozen):

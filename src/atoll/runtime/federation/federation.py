@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -14,6 +14,7 @@ from atoll.fabric.registry.peers import Peer
 from atoll.fabric.registry.records import as_dict
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.tunnel.tunnel_client import TunnelClient
+from atoll.runtime.federation.fabric_view import FabricStats, FabricView, ShownPeer
 from atoll.runtime.federation.members import Members
 from atoll.runtime.federation.upstreams import NodeUpstreamPool, probe
 from atoll.runtime.gateway.settings import GatewaySettings
@@ -212,26 +213,26 @@ class Federation:
 
     # For people
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> FabricView:
         """Return the nodes as this gateway sees them, for `/atoll/v1/fabric`."""
         peers = self.fabric.peers()
-        return {
-            "sid": self.fabric.sid,
-            "name": self.fabric.identity.name,
-            "provider": self.fabric.identity.provider,
-            "connected": self.fabric.connected,
-            "nodes": [self._describe(p) for p in peers if p.metadata.role != "hub"],
-            "hubs": [self._describe(p) for p in peers if p.metadata.role == "hub"],
-            "stats": self.fabric.stats(),
-            "tunnel": self.caller.stats(),
-        }
+        return FabricView(
+            sid=self.fabric.sid,
+            name=self.fabric.identity.name,
+            provider=self.fabric.identity.provider,
+            connected=self.fabric.connected,
+            nodes=[self._describe(p) for p in peers if p.metadata.role != "hub"],
+            hubs=[self._describe(p) for p in peers if p.metadata.role == "hub"],
+            stats=cast(FabricStats, self.fabric.stats()),
+            tunnel=self.caller.stats(),
+        )
 
-    def _describe(self, peer: Peer) -> dict[str, Any]:
+    def _describe(self, peer: Peer) -> ShownPeer:
         shown = as_dict(peer.metadata)
         shown.pop("revoked", None)
         load = self.fabric.loads.get(peer.sid)
         upstreams = self._upstreams.get(peer.sid)
-        return shown | {
+        shown |= {
             "sid": peer.sid,
             "state": peer.state.name.lower(),
             "alive": peer.alive,
@@ -242,6 +243,7 @@ class Federation:
             "unused_because": self.members.unused.get(peer.sid),
             "direct_used": upstreams is not None and upstreams.direct is not None,
         }
+        return cast(ShownPeer, shown)
 
     async def close(self) -> None:
         """Stop, and end what still runs through the tunnel."""

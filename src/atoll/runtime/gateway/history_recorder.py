@@ -46,6 +46,12 @@ _CHANGES = {
 }
 
 
+def describe_change(event: str, member: Member) -> str | None:
+    """Return a change of a backend in words, by the name that it has on pages; None: none that is noted."""
+    text = _CHANGES.get(event)
+    return None if text is None else text.format(member.backend.metadata.get("node", member.name))
+
+
 class HistoryRecorder:
     """See the module."""
 
@@ -70,9 +76,9 @@ class HistoryRecorder:
 
     def follow(self, event: str, member: Member) -> None:
         """Note a change of a backend (`pool.listeners`)."""
-        text = _CHANGES.get(event)
+        text = describe_change(event, member)
         if text is not None and len(self._changes) < _MAX_CHANGES:
-            self._changes.append(text.format(member.name))
+            self._changes.append(text)
 
     def tick(self, now_s: float) -> None:
         """Record the step that is over, if one is."""

@@ -9,7 +9,7 @@ import msgspec
 
 from atoll.runtime.gateway.console.console import TABLE
 from atoll.runtime.gateway.dialects import DIALECTS
-from atoll.runtime.http.openapi import REF, Json, make_document
+from atoll.runtime.http.openapi import FAILURES, REF, Json, describe_failures, make_document
 from atoll.runtime.openai import (
     DETOKENIZE,
     EMBEDDINGS,
@@ -58,16 +58,13 @@ _ANSWERS: dict[str, dict[str, Any]] = {
 _EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
 _WHOLE = frozenset({EMBEDDINGS, TOKENIZE, DETOKENIZE, "/v1/messages/count_tokens"})
 """Where answers are never streams of events."""
-_FAILURES = {
+_FAILURES = {status: FAILURES[status] for status in ("408", "413", "431")} | {
     "400": "the request is malformed",
     "401": "a valid key is needed",
     "403": "the key may not use this model, or no node that serves it",
     "404": "there is no such model",
-    "408": "the request took too long to arrive",
-    "413": "the body is too large",
     "422": "backends stopped working while they read the request",
     "429": "every backend refuses more requests",
-    "431": "the headers are too large",
     "502": "every attempt failed",
     "503": "full, or no backend is up",
     "504": "no backend answered in time",
@@ -135,9 +132,7 @@ def _post(path: str) -> dict[str, Any]:
             "content": {body_type: {"schema": {"$ref": f"#/components/schemas/{name}"}}},
         },
         "responses": {"200": {"description": "the answer", "content": content}}
-        | {
-            status: _failure(text, _ERRORS.get(path, "Error")) for status, text in _FAILURES.items()
-        },
+        | describe_failures(_FAILURES, _ERRORS.get(path, "Error")),
     }
 
 
@@ -153,11 +148,4 @@ def _get(summary: str, content_type: str, *failures: str) -> dict[str, Any]:
             }
             for status in failures
         },
-    }
-
-
-def _failure(text: str, shape: str) -> dict[str, Any]:
-    return {
-        "description": text,
-        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape}"}}},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 KEPT = 1000
 """Requests; the oldest go first."""
@@ -15,6 +15,44 @@ class TriedBackend(NamedTuple):
     name: str
     began_s: float
     ended_s: float
+
+
+class RequestSummary(TypedDict):
+    """A request as a list of requests has it; `started_s` is a Unix time."""
+
+    id: str
+    trace: str
+    model: str
+    endpoint: str
+    stream: bool
+    status: int
+    outcome: str
+    prompt_tokens: int
+    completion_tokens: int
+    started_s: float
+    seconds: float
+    first_token_s: float | None
+    backend: str | None
+    attempts: int
+
+
+class RequestSpan(TypedDict):
+    """A step of a request, in seconds since it came; that of an executor says how it waited and ran."""
+
+    kind: str
+    name: str
+    start_s: float
+    seconds: float
+    failed: bool
+    waited_s: NotRequired[float | None]
+    ran_s: NotRequired[float | None]
+    batch: NotRequired[float | None]
+
+
+class RequestWay(RequestSummary):
+    """A request with where its time went."""
+
+    spans: list[RequestSpan]
 
 
 class LoggedRequest(NamedTuple):
@@ -37,7 +75,7 @@ class LoggedRequest(NamedTuple):
     """Those that computed its prompt for another one."""
     tried: tuple[TriedBackend, ...]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> RequestSummary:
         """Return it as a list of requests has it."""
         last = self.tried[-1].name if self.tried else None
         return {
@@ -57,7 +95,7 @@ class LoggedRequest(NamedTuple):
             "attempts": len(self.tried),
         }
 
-    def spans(self) -> list[dict[str, Any]]:
+    def spans(self) -> list[RequestSpan]:
         """Return where its time went: the gateway, then what waited and who worked, in order of time."""
         found = [_span("gateway", f"{self.endpoint} {self.model}", 0.0, self.seconds)]
         begins = [each.began_s for each in (*self.prefills, *self.tried)]
@@ -79,7 +117,7 @@ class LoggedRequest(NamedTuple):
 
 def _span(
     kind: str, name: str, begin_s: float, end_s: float, *, failed: bool = False
-) -> dict[str, Any]:
+) -> RequestSpan:
     return {
         "kind": kind,
         "name": name,
@@ -89,7 +127,7 @@ def _span(
     }
 
 
-def executor_spans(told: dict[str, Any], begin_s: float) -> list[dict[str, Any]]:
+def executor_spans(told: dict[str, Any], begin_s: float) -> list[RequestSpan]:
     """Return the spans of a graph server's trace, which began with the request's attempt there."""
     found = []
     if isinstance(told.get("intake_s"), float):
@@ -102,7 +140,8 @@ def executor_spans(told: dict[str, Any], begin_s: float) -> list[dict[str, Any]]
         name = f"{one['component']} on {one['executor']}"
         span = _span("executor", name, at_s, at_s + took_s, failed=bool(one.get("troubles")))
         # As the executor says: how long it waited there for its turn, ran, and with how many others.
-        span |= {"waited_s": one["waited_s"], "ran_s": one["ran_s"], "batch": one["batch"]}
+        span["waited_s"], span["ran_s"] = one["waited_s"], one["ran_s"]
+        span["batch"] = one["batch"]
         found.append(span)
     return found
 

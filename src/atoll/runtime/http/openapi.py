@@ -139,10 +139,10 @@ def _describe(route: ApiRoute[Any]) -> Json:
     return described
 
 
-def describe_failures(shape: str = "Error") -> Json:
-    """Return what may go wrong with any request, in one shape."""
+def describe_failures(failures: Mapping[str, str] = FAILURES, shape: str = "Error") -> Json:
+    """Return what may go wrong with a request, by status and in one shape."""
     content = {JSON: {"schema": {"$ref": REF.format(name=shape)}}}
-    return {status: {"description": text, "content": content} for status, text in FAILURES.items()}
+    return {status: {"description": text, "content": content} for status, text in failures.items()}
 
 
 def _list_fields(query: type[msgspec.Struct]) -> list[Json]:

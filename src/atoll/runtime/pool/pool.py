@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.routing import decisions
 from atoll.routing.policies import LEARNED, gateway_policy_code
+from atoll.runtime.pool.backend_state import BackendState
 from atoll.runtime.pool.member import SECRETS, Allow, Backend, Facts, Member, machine_of
 from atoll.runtime.pool.outliers import Outliers, OutlierSettings
 from atoll.runtime.pool.pairs import PairRing
@@ -302,25 +303,25 @@ class BackendPool:
                 if name in self.members:
                     self._tell(event, self.members[name])
 
-    def snapshot(self) -> list[dict[str, object]]:
+    def snapshot(self) -> list[BackendState]:
         """Return what is known of every backend, for people; secrets are left out."""
         return [
-            {
-                "id": m.backend.id,
-                "url": m.backend.url,
-                "models": list(m.backend.models),
-                "kind": m.backend.kind,
-                "weight": m.backend.weight,
-                "routed": self._routed(m),
-                "max_inflight": m.backend.max_inflight,
-                "metadata": {k: v for k, v in m.backend.metadata.items() if k not in SECRETS},
-                "state": m.state,
-                "reason": m.reason,
-                "inflight": m.inflight,
-                "requests": m.requests,
-                "failures": m.failures,
-                "mean_s": round(m.mean_s, 6),
-            }
+            BackendState(
+                id=m.backend.id,
+                url=m.backend.url,
+                models=list(m.backend.models),
+                kind=m.backend.kind,
+                weight=m.backend.weight,
+                routed=self._routed(m),
+                max_inflight=m.backend.max_inflight,
+                metadata={k: v for k, v in m.backend.metadata.items() if k not in SECRETS},
+                state=m.state,
+                reason=m.reason,
+                inflight=m.inflight,
+                requests=m.requests,
+                failures=m.failures,
+                mean_s=round(m.mean_s, 6),
+            )
             for m in self.members.values()
         ]
 

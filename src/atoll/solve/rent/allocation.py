@@ -37,6 +37,7 @@ from atoll.solve.rent.allocation_types import (
     Status,
     Supply,
 )
+from atoll.solve.rent.fluid_program import FluidProgram
 from atoll.solve.rent.greedy_allocation import served_share
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution, items_of
@@ -48,7 +49,13 @@ from atoll.solve.rent.relaxation import (
     machine_rents,
     market_prices,
 )
-from atoll.solve.rent.rent_search import SearchOutcome, better, minimise, oracles_of
+from atoll.solve.rent.rent_search import (
+    SearchOutcome,
+    better,
+    minimise,
+    oracles_of,
+    rate_at,
+)
 from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.simple_allocation import MOST, SimpleGoal, find_simplest
@@ -75,6 +82,10 @@ _LAST, _MAX_LAST = 3.0, 0.25
 the share of a deadline that it may be."""
 _LATE = 0.4
 """Share of that time after which nothing more is proven."""
+_GROWTHS = 5
+"""Times that templates needed under shortage are added to those that are searched, at most."""
+_FEW_NEW = 0.01
+"""Share of all of them up to which new ones change little."""
 _NEAR = 0.02
 """Share by which templates may be dearer than what they are compared with, and be searched."""
 _LEFT_WORK = 0.1
@@ -194,6 +205,9 @@ class _Allocator:
         served = self._most(on_shortage == "priority", None if first is None else first[1].partial)
         # Looking for the most may find that everything can be served.
         if first is not None and served.fraction.min(initial=1.0) >= 1.0 - _SHARE_TOLERANCE:
+            # Prices and mixes of before are of fewer templates.
+            if self._pool is not None:
+                first = first[0], replace(first[1], relaxation=None)
             return self._go_on(*first, served) or self._serve(self.active, self.model, served, None)
         if on_shortage == "fail" or served.solution is None:
             return self._nothing(served)
@@ -288,7 +302,11 @@ class _Allocator:
             cheap = cheapest_supply(model, items, self.seed)
             if cheap is not None:
                 standing.offer(cheap, sum(costs(model, cheap)))
-        outcome = minimise(model, standing, self.seed)
+        # Where services are very many, prices of what was found come with it.
+        if served.guide is not None and standing.solution is not None:
+            outcome = rate_at(model, served.guide, standing, self.seed)
+        else:
+            outcome = minimise(model, standing, self.seed)
         return self._answer(active, model, standing, outcome, short)
 
     def _go_on(
@@ -311,6 +329,7 @@ class _Allocator:
     def _most(self, priority: bool, start: Solution | None) -> ServedDemand:
         part = Work(self.work.part(_SHORTAGE_WORK))
         self._parts.append(part)
+        prices = None if priority else self._grow(part)
         served = serve_most(
             self.model,
             lambda some, fraction: self._model(
@@ -321,6 +340,7 @@ class _Allocator:
             priority=priority,
             seed=self.seed,
             start=start,
+            prices=prices,
         )
         self.work.charge(part.spent)
         if self._pool is None:
@@ -330,6 +350,22 @@ class _Allocator:
         every = np.ones(len(self.services))
         bound = 1.0 - self._prove(self.active, every, "common", served.proof, 0.0)
         return replace(served, fraction_bound=max(served.achieved, min(1.0, bound)))
+
+    def _grow(self, work: Work) -> Prices | None:
+        """Let what is needed under shortage be searched, too; return prices of serving the most there."""
+        prices = None
+        for _ in range(_GROWTHS if self._pool is not None else 0):
+            free = replace(self.model, start=np.zeros(len(self.model.start)))
+            program = FluidProgram(free, rent=0.0, seed=self.seed, work=work)
+            prices = program.converge(self.deadline)
+            if self._pool is None or self.deadline.is_over():
+                break
+            before = len(self._pool)
+            if self._pool.grow(prices.row, _NEAR) <= _FEW_NEW * before:
+                break
+            self.services = self._pool.services()
+            self.model = self._model(self.active, np.ones(len(self.services)))
+        return prices
 
     def _nothing(self, served: ServedDemand) -> Allocation:
         none = Solution(np.zeros(len(self.supply.usd), np.int64), {}, ())

@@ -87,6 +87,17 @@ class SearchOutcome:
     market_bound: float = 0.0
 
 
+def rate_at(model: RentModel, prices: Prices, standing: Incumbent, seed: int) -> SearchOutcome:
+    """Prove what can be at prices that are good already, and search no further."""
+    mixes = Decomposition(
+        model, oracles_of(model), "cost", np.zeros(len(model.items)), standing, seed
+    )
+    first = mixes.rate(prices)
+    survivors = 0 if standing.closed else sum(len(items) for items in model.items)
+    demand = np.array([legs.least for legs in first.legs])
+    return SearchOutcome(prices, demand, 0, survivors, None, mixes, first.value)
+
+
 def is_large(model: RentModel) -> bool:
     """Return whether there are so many services in regions that programs over instances take too long."""
     return len(model.services) * model.regions > _MANY_TABLES

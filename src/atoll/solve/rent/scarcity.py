@@ -25,11 +25,11 @@ from atoll.solve.rent.greedy_allocation import fill, served_share
 from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
 from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
-from atoll.solve.rent.mix_master import Decomposition, blend
-from atoll.solve.rent.relaxation import Prices, lift, market_prices, slacks
+from atoll.solve.rent.mix_master import Decomposition
+from atoll.solve.rent.region_dive import RegionDive
+from atoll.solve.rent.relaxation import Prices, market_prices, slacks
 from atoll.solve.rent.rent_search import SMALL, free_items, is_large, lowest_each, oracles_of
 from atoll.solve.rent.rental_program import cheapest_supply
-from atoll.solve.rent.rounding import Dive
 
 Rebuild = Callable[[list[int], float], RentModel]
 """The model of some of the services with this fraction of their demand asked for."""
@@ -46,14 +46,12 @@ _AIM = 0.97
 """Share of what may be possible at which items are priced: at all of it few things are left to choose."""
 _SMALLEST, _FEW_SMALL = 40, 3
 """Items of each phase and region among which services look for a place, and where services are very many."""
-_AIMS = 4
-"""Shares that are tried one after the other where services are very many."""
-_AIM_STEP = 0.03
-"""How near what was found must come to what was not, as twice that share of what may be possible."""
-_MIX_ROUNDS = 10
-"""Rounds of finding mixes near good prices."""
-_STAY = 0.5
-"""How near to them."""
+_FIRST_AIM = 0.8
+"""Share of what may be possible that is tried first where services are very many."""
+_AIMS = 2
+"""Shares that are tried there, one after the other."""
+_HIGHER = 1.05
+"""The next one where all of it was reached."""
 _AIM_WORK = 0.3
 """Share of the work left that may go into pricing one of them."""
 _STAND_ROUNDS = 2
@@ -75,8 +73,8 @@ class ServedDemand:
     """The most that can be served: a solution, the fraction of each service's demand to serve, and proof.
 
     `achieved` is the common fraction or the weighted mean, `fraction_bound` what is proven of the largest;
-    `prices` are duals that say what stands in the way; `proof` are those of the bound, and `relaxation` is
-    one of serving this at the least cost, where there is one already.
+    `prices` are duals that say what stands in the way; `proof` are those of the bound, and `guide` those of
+    serving about this much at the least cost, where they are known already.
     """
 
     solution: Solution | None
@@ -85,7 +83,7 @@ class ServedDemand:
     fraction_bound: float
     prices: Prices
     proof: Prices | None = None
-    relaxation: Decomposition | None = None
+    guide: Prices | None = None
 
 
 def serve_most(
@@ -97,10 +95,12 @@ def serve_most(
     priority: bool,
     seed: int,
     start: Solution | None = None,
+    prices: Prices | None = None,
 ) -> ServedDemand:
     """Return the largest common fraction of demand, or (`priority`) the largest weighted mean fraction.
 
-    `start` is an allocation that serves much of it, if one is known.
+    `start` is an allocation that serves much of it and `prices` are those of a relaxation of serving most,
+    if one is known.
     """
     every = list(range(len(model.services)))
     weights = np.array([service.weight for service in model.services])
@@ -116,7 +116,7 @@ def serve_most(
     if is_large(model) and deadline.is_over():
         return _of_start(model, least, some, _serve_nobody(model))
     if len(some) == len(every):
-        some_served = _search_common(model, rebuild, weights, deadline, work, seed, start)
+        some_served = _search_common(model, rebuild, weights, deadline, work, seed, start, prices)
     else:
         some_served = _search_common(
             rebuild(some, 1.0),
@@ -210,9 +210,10 @@ def _search_common(
     work: Work,
     seed: int,
     start: Solution | None = None,
+    prices: Prices | None = None,
 ) -> ServedDemand:
     if is_large(model) and model.limits.spread == 1:
-        return _search_large(model, rebuild, deadline, work, seed)
+        return _search_large(model, rebuild, deadline, work, seed, prices)
     return _search(model, rebuild, "common", weights, deadline, work, seed, start)
 
 
@@ -282,66 +283,51 @@ def _search(
 
 
 def _search_large(
-    model: RentModel, rebuild: Rebuild, deadline: Deadline, work: Work, seed: int
+    model: RentModel,
+    rebuild: Rebuild,
+    deadline: Deadline,
+    work: Work,
+    seed: int,
+    prices: Prices | None,
 ) -> ServedDemand:
-    """Return the largest common share of very many services, by diving from relaxations of less.
-
-    What serving the share that is found costs at least is a relaxation that there is already, then.
-    """
+    """Return the largest common share of very many services, by diving from relaxations of less."""
     # Only what is served counts here: starting costs nothing.
     model = replace(model, start=np.zeros(len(model.start)))
     every = list(range(len(model.services)))
     standing = Incumbent(Target(0.0, _ROUGH), deadline, work)
-    prices = FluidProgram(model, rent=0.0, seed=seed, work=work).converge(deadline)
+    if prices is None:
+        prices = FluidProgram(model, rent=0.0, seed=seed, work=work).converge(deadline)
     bound = Decomposition(model, oracles_of(model), "common", np.zeros(len(every)), standing, seed)
     bound.rate(prices)
     most = min(1.0, 1.0 - standing.bound)
-    low, high, aim, achieved = 0.0, 1.0, _AIM, 0.0
+    aim, achieved = _FIRST_AIM * most, 0.0
     found: Solution | None = None
-    best: Decomposition | None = None
+    best: Prices | None = None
     for _ in range(_AIMS):
-        if deadline.is_over() or high - low <= _AIM_STEP / 2.0:
+        if deadline.is_over():
             break
-        smaller = rebuild(every, max(_MIN_FRACTION, aim * most))
+        smaller = rebuild(every, max(_MIN_FRACTION, aim))
+        # Regions are solved one by one: what crosses between them is left out.
+        alone = tuple(replace(service, pairs=()) for service in smaller.services)
+        smaller = replace(smaller, services=alone)
         # Work of its own, so that pricing cannot spend what the others need.
         own = Work(work.part(_AIM_WORK))
-        guide = FluidProgram(smaller, rent=1.0, seed=seed, work=own).converge(deadline)
-        mixes = _price_near(smaller, guide, Incumbent(Target(_ROUGH), deadline, own), seed)
-        fitted = Dive(mixes, FastSearch(smaller)).run()
+        program = FluidProgram(smaller, rent=1.0, seed=seed, work=own)
+        guide = program.converge(deadline)
+        dive = RegionDive(
+            smaller, program, FastSearch(smaller), Incumbent(Target(_ROUGH), deadline, own), seed
+        )
+        fitted = dive.run()
         work.charge(own.spent)
         if fitted is None:
-            high, aim = aim, (low + aim) / 2.0
-        else:
-            found, best = fitted.solution, mixes
-            achieved = float(_shares(model, found).min())
-            low, aim = aim, (aim + high) / 2.0
+            break
+        reached = float(_shares(model, fitted.solution).min())
+        if reached > achieved:
+            found, achieved, best = fitted.solution, reached, guide
+        # What was reached with too high an aim says about what can be.
+        aim = (aim + reached) / 2.0 if reached < aim * (1.0 - _ROUGH) else _HIGHER * aim
     share = np.full(len(every), achieved)
-    most = max(achieved, most)
-    return ServedDemand(found, share, achieved, most, prices, prices, best)
-
-
-def _price_near(model: RentModel, guide: Prices, standing: Incumbent, seed: int) -> Decomposition:
-    """Return mixes of serving everything at the least cost, found near prices that are good already."""
-    mixes = Decomposition(
-        model, oracles_of(model), "cost", np.zeros(len(model.services)), standing, seed
-    )
-    first = mixes.rate(guide)
-    mixes.unserved = _UNSERVED_PRICE * np.maximum(
-        1.0, [min(legs.least, _MAX_COST) for legs in first.legs]
-    )
-    mixes.master.set_unserved(mixes.unserved)
-    mixes.gather(guide, np.ones(len(model.services)))
-    for _ in range(_MIX_ROUNDS):
-        result = mixes.master.relax(standing.deadline.limit())
-        if result.status != "optimal" or standing.deadline.is_over():
-            break
-        there = lift(model, mixes.master.prices(result))
-        duals = mixes.master.demand_duals(result)
-        mixes.relaxed = there, duals
-        near = result.objective - first.value <= standing.target.spare(result.objective)
-        if near or not mixes.gather(blend(guide, there, _STAY), duals):
-            break
-    return mixes
+    return ServedDemand(found, share, achieved, max(achieved, most), prices, prices, best)
 
 
 def price_mixes(model: RentModel, standing: Incumbent, seed: int) -> Decomposition:

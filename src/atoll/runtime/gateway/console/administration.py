@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from atoll.core.errors import AtollError
+from atoll.runtime.federation.fabric_view import FabricView
 from atoll.runtime.gateway.console.route import ConsoleCall, ConsoleRoute, show
 from atoll.runtime.http.api_route import nothing_at
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.openai import ApiError
+from atoll.runtime.pool.backend_state import BackendState
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.routes import MAX_BYTES, RoutesTold
 from atoll.telemetry.traffic_page import TrafficPage
@@ -18,7 +20,13 @@ from atoll.telemetry.traffic_page import TrafficPage
 class BackendList(TypedDict):
     """All backends of the gateway, each as it stands."""
 
-    backends: list[dict[str, Any]]
+    backends: list[BackendState]
+
+
+class ShownRoutes(RoutesTold):
+    """Weights and promises that a controller told, and what tells them from others (null: none were told)."""
+
+    hash: str | None = None
 
 
 class GatewayStatus(BackendList):
@@ -120,13 +128,19 @@ ROUTES = (
     ConsoleRoute(
         *("GET", "status", "admin", show_status, "Backends, what runs, uptime"), gives=GatewayStatus
     ),
-    ConsoleRoute("GET", "fabric", "admin", show_fabric, "Nodes and hubs of the fabric"),
+    ConsoleRoute(
+        *("GET", "fabric", "admin", show_fabric, "Nodes and hubs of the fabric"), gives=FabricView
+    ),
     ConsoleRoute(
         *("GET", "traffic", "admin", show_traffic, "What is asked and kept"), gives=TrafficPage
     ),
-    ConsoleRoute("GET", "routes", "admin", show_routes, "What a controller told"),
     ConsoleRoute(
-        *("PUT", "routes", "admin", take_routes, "Tell weights and promises"), takes=RoutesTold
+        *("GET", "routes", "admin", show_routes, "What a controller told"), gives=ShownRoutes
+    ),
+    ConsoleRoute(
+        *("PUT", "routes", "admin", take_routes, "Tell weights and promises"),
+        takes=RoutesTold,
+        gives=ShownRoutes,
     ),
     ConsoleRoute("GET", "backends", "admin", show_backends, "List backends", gives=BackendList),
     *(

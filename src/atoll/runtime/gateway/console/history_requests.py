@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Required, TypedDict
 
 import msgspec
 
@@ -34,13 +34,35 @@ class ShownChange(TypedDict):
     text: str
 
 
+Curve = Sequence[float | None]
+"""A figure of each step, null where nothing was seen."""
+
+
+class ShownCurves(TypedDict, total=False):
+    """Curves of a model or a machine (`telemetry.history.FIGURES`)."""
+
+    name: Required[str]
+    requests_per_s: Curve
+    input_tokens_per_s: Curve
+    output_tokens_per_s: Curve
+    first_token_s: Curve
+    token_s: Curve
+    kept: Curve
+    usd_per_hour: Curve
+    running: Curve
+    load: Curve
+    kv_share: Curve
+    gpu_share: Curve
+    memory_share: Curve
+
+
 class ShownHistory(TypedDict):
     """Curves of models or machines: means over steps that begin at `at_s`, and what changed meanwhile."""
 
     of: Kind
     step_s: float
     at_s: Sequence[float]
-    series: list[dict[str, Any]]
+    series: list[ShownCurves]
     changes: list[ShownChange]
 
 
@@ -61,10 +83,16 @@ async def show_history(call: ConsoleCall) -> Response:
             of=query.of,
             step_s=table.step_s,
             at_s=table.at_s,
-            series=[{"name": name, **curves} for name, curves in table.series.items()],
+            series=[_show_curves(name, curves) for name, curves in table.series.items()],
             changes=[ShownChange(at_s=change.at_s, text=change.text) for change in changes],
         )
     )
+
+
+def _show_curves(name: str, curves: Mapping[str, Curve]) -> ShownCurves:
+    shown = ShownCurves(name=name)
+    shown.update(curves)  # type: ignore[typeddict-item]  # Their names are those of `FIGURES`.
+    return shown
 
 
 ROUTES = (

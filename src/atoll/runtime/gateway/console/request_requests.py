@@ -11,7 +11,13 @@ import msgspec
 from atoll.engines.graph_server import ENGINE as GRAPH_SERVER
 from atoll.runtime.gateway.backend_question import ask_backend
 from atoll.runtime.gateway.console.route import ConsoleCall, ConsoleRoute, show
-from atoll.runtime.gateway.request_log import LoggedRequest, executor_spans
+from atoll.runtime.gateway.request_log import (
+    LoggedRequest,
+    RequestSpan,
+    RequestSummary,
+    RequestWay,
+    executor_spans,
+)
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.openai import ApiError
 
@@ -30,7 +36,7 @@ class RequestsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RequestList(TypedDict):
     """The last requests, the newest first."""
 
-    requests: list[dict[str, Any]]
+    requests: list[RequestSummary]
 
 
 def show_requests(call: ConsoleCall) -> Response:
@@ -50,7 +56,7 @@ async def show_request(call: ConsoleCall) -> Response:
     if found is None or not _may_see(call, found):
         raise ApiError(404, "no request of this id is kept", code="not_found")
     spans = [*found.spans(), *await _ask_executors(call, found)]
-    return show(found.summary() | {"spans": spans})
+    return show(RequestWay(**found.summary(), spans=spans))
 
 
 def _may_see(call: ConsoleCall, request: LoggedRequest) -> bool:
@@ -62,9 +68,9 @@ def _may_see(call: ConsoleCall, request: LoggedRequest) -> bool:
     return key is not None and call.caller.owns(key)
 
 
-async def _ask_executors(call: ConsoleCall, found: LoggedRequest) -> list[dict[str, Any]]:
+async def _ask_executors(call: ConsoleCall, found: LoggedRequest) -> list[RequestSpan]:
     """Return what a graph server that worked on a request says of its executors."""
-    spans: list[dict[str, Any]] = []
+    spans: list[RequestSpan] = []
     for tried in found.tried:
         member = call.context.pool.members.get(tried.name)
         if member is None or member.backend.kind != GRAPH_SERVER.name:
@@ -89,5 +95,8 @@ ROUTES = (
         gives=RequestList,
         query=RequestsQuery,
     ),
-    ConsoleRoute("GET", "requests/{id}", "viewer", show_request, "The way that a request took"),
+    ConsoleRoute(
+        *("GET", "requests/{id}", "viewer", show_request, "The way that a request took"),
+        gives=RequestWay,
+    ),
 )

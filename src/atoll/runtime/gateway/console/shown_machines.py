@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -92,7 +92,7 @@ class ShownMachine(msgspec.Struct, frozen=True, kw_only=True):
 def list_machines(view: GatewayView) -> tuple[ShownMachine, ...]:
     """Return every machine: backends of the pool, stages behind them, nodes and hubs of the fabric."""
     now_s = time.time()
-    fabric = {} if view.federation is None else view.federation.snapshot()
+    fabric: Mapping[str, Any] = {} if view.federation is None else view.federation.snapshot()
     nodes = {node["sid"]: node for node in fabric.get("nodes", ())}
     machines: list[ShownMachine] = []
     for member in view.pool.members.values():

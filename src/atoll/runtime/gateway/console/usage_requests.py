@@ -12,7 +12,7 @@ import io
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, Required, TypedDict, cast
 
 import msgspec
 
@@ -86,11 +86,33 @@ class ShownGap(TypedDict):
     lost: int
 
 
+class UsageRow(TypedDict, total=False):
+    """Sums of a group, named by one or two of the first columns; bytes are of whole requests only."""
+
+    key: str | None
+    name: str | None
+    owner: str | None
+    model: str | None
+    outcome: str | None
+    day: str | None
+    provider: str | None
+    node: str | None
+    requests: Required[int]
+    prompt_tokens: Required[int]
+    completion_tokens: Required[int]
+    bytes_in: int
+    bytes_out: int
+    audio_seconds: Required[float]
+    speech_seconds: Required[float]
+    image_pixels: Required[int]
+    cost_usd: Required[float]
+
+
 class UsageSums(TypedDict):
     """Sums in the order of their groups; `truncated`: there are more. Members are told of no gaps."""
 
     by: list[str]
-    rows: list[dict[str, Any]]
+    rows: list[UsageRow]
     truncated: bool
     gaps: list[ShownGap]
 
@@ -200,7 +222,7 @@ class _JsonRows:
         self._rows.append(row)
 
     def answer(self, by: Sequence[str]) -> Response:
-        rows = self._rows[:ROWS]
+        rows = cast(list[UsageRow], self._rows[:ROWS])
         truncated = self.count > ROWS
         return show(UsageSums(by=list(by), rows=rows, truncated=truncated, gaps=self.gaps))
 

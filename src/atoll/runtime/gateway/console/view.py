@@ -20,7 +20,7 @@ class ViewedFabric(Protocol):
     changes: int
     """Rises with everything that happens there, but for loads."""
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Mapping[str, Any]:
         """Return the nodes as this gateway sees them."""
         ...
 

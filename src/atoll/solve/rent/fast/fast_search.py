@@ -231,6 +231,11 @@ class FastSearch:
                 self._full[:] = False
                 _add(chosen, {item: -1})
 
+    def prune(self, target: float) -> None:
+        """Give back what is not needed where all serve a share."""
+        for m in range(len(self.pickers)):
+            self._prune(m, target)
+
     # All of them
 
     def fit(self, targets: Floats, *, rounds: int = _ROUNDS, move: bool = True) -> Fitted | None:

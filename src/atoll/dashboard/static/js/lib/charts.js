@@ -39,7 +39,7 @@ export function lines(series, { label, format = String, formatX = String, height
   if (!all.length) return h("p", { class: "note" }, "No data yet.");
   const xs = all.map((p) => p[0]);
   const [low, high] = span ?? [Math.min(...xs), Math.max(...xs)];
-  const most = nice(Math.max(...all.map((p) => p[1]), limit ?? 0, 1e-12));
+  const most = nice(Math.max(...all.map((p) => p[1]), limit ?? 0) || 1);
   const x = (v) => left + ((v - low) / (high - low || 1)) * (w - left - right);
   const y = (v) => top + (1 - v / most) * (height - top - bottom);
   return h("figure", { class: "chart" },
@@ -59,7 +59,7 @@ export function bars(rows, names, { label, format = String, height = 200 } = {})
   const w = 640, left = 56, right = 8, top = 10, bottom = 24;
   if (!rows.length) return h("p", { class: "note" }, "No data yet.");
   const sums = rows.map((row) => names.reduce((sum, name) => sum + (row.parts[name] ?? 0), 0));
-  const most = nice(Math.max(...sums, 1e-12));
+  const most = nice(Math.max(...sums) || 1);
   const step = (w - left - right) / rows.length;
   const wide = Math.min(48, step * 0.75);
   const y = (v) => top + (1 - v / most) * (height - top - bottom);
