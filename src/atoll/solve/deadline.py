@@ -21,7 +21,7 @@ class Deadline:
     """When to stop, in seconds from now; several steps may share it. `missed` if any was left undone."""
 
     seconds: float
-    began: float = field(default_factory=_now)
+    began: float = field(default_factory=lambda: _now())  # noqa: PLW0108  (another clock may take its place)
     missed: bool = False
 
     @property

@@ -329,7 +329,7 @@ class _Allocator:
     def _most(self, priority: bool, start: Solution | None) -> ServedDemand:
         part = Work(self.work.part(_SHORTAGE_WORK))
         self._parts.append(part)
-        prices = None if priority else self._grow(part)
+        prices = None if priority else self._grow()
         served = serve_most(
             self.model,
             lambda some, fraction: self._model(
@@ -351,12 +351,13 @@ class _Allocator:
         bound = 1.0 - self._prove(self.active, every, "common", served.proof, 0.0)
         return replace(served, fraction_bound=max(served.achieved, min(1.0, bound)))
 
-    def _grow(self, work: Work) -> Prices | None:
+    def _grow(self) -> Prices | None:
         """Let what is needed under shortage be searched, too; return prices of serving the most there."""
         prices = None
+        # So many rounds at most, whatever the effort: without these templates little can be found.
         for _ in range(_GROWTHS if self._pool is not None else 0):
             free = replace(self.model, start=np.zeros(len(self.model.start)))
-            program = FluidProgram(free, rent=0.0, seed=self.seed, work=work)
+            program = FluidProgram(free, rent=0.0, seed=self.seed, work=Work(np.inf))
             prices = program.converge(self.deadline)
             if self._pool is None or self.deadline.is_over():
                 break

@@ -108,6 +108,12 @@ def serve_most(
         served = _search(model, rebuild, "weighted", weights, deadline, work, seed, start)
         if served.solution is not None and served.achieved > _MIN_FRACTION:
             return served
+    found: ServedDemand | None = None
+    # Where services are very many, that takes longer than finding out that all can.
+    if prices is not None and every and is_large(model):
+        found = _search_common(model, rebuild, weights, deadline, work, seed, start, prices)
+        if found.solution is not None and found.achieved > _MIN_FRACTION:
+            return found
     # First who can stand at all: one without a place would hold the common fraction at 0.
     some, least = _stand_together(rebuild(every, _MIN_FRACTION), weights, deadline, work, seed)
     if not some:
@@ -115,7 +121,9 @@ def serve_most(
     # Each step of the search takes seconds there.
     if is_large(model) and deadline.is_over():
         return _of_start(model, least, some, _serve_nobody(model))
-    if len(some) == len(every):
+    if found is not None and len(some) == len(every):
+        some_served = found
+    elif len(some) == len(every):
         some_served = _search_common(model, rebuild, weights, deadline, work, seed, start, prices)
     else:
         some_served = _search_common(
