@@ -10,7 +10,8 @@ from atoll.runtime.gateway.console.history_requests import ShownCurves
 from atoll.runtime.gateway.console.shown_machines import ShownLoad, ShownMachine
 from atoll.runtime.gateway.history_recorder import describe_change, find_path, sum_machine
 from atoll.runtime.gateway.prometheus_history import PrometheusHistory, write_query
-from atoll.runtime.pool.member import Backend, Member
+from atoll.runtime.pool.member import Backend
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.history import FIGURES
 
 
@@ -30,11 +31,13 @@ def test_more_than_it_takes_at_once_is_full() -> None:
 
 
 def test_changes_name_machines_as_pages_do() -> None:
-    backend = Backend(id="m002-9bb", url="fabric://m002-9bb", metadata={"node": "lab/gpu1"})
-    assert describe_change("added", Member(backend)) == "machine lab/gpu1 joined"
-    plain = Backend(id="first", url="http://127.0.0.1:1")
-    assert describe_change("down", Member(plain)) == "machine first is down"
-    assert describe_change("weighed", Member(plain)) is None
+    metadata = {"node": "lab/gpu1"}
+    node = Backend(id="m002", url="fabric://m002", models=("m",), kind="vllm", metadata=metadata)
+    plain = Backend(id="first", url="http://127.0.0.1:1", models=("m",), kind="vllm")
+    members = BackendPool([node, plain]).members
+    assert describe_change("added", members["m002"]) == "machine lab/gpu1 joined"
+    assert describe_change("down", members["first"]) == "machine first is down"
+    assert describe_change("weighed", members["first"]) is None
 
 
 def test_every_curve_is_in_the_answer() -> None:
