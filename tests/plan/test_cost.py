@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.plan.cost import CostReport, cost_report, idle_by_region
+from atoll.plan.cost import CostReport, cost_report, idle_by_region, price_again
+from atoll.plan.validate.check import validate
 from atoll.solve.assembly import NewInstance, infeasible
 from tests.plan import boxes
 from tests.plan.builders import CHOSEN, SERVICES, few, plan_of, problem, service, small
@@ -101,3 +102,19 @@ def test_idle_gpus_of_a_cut_machine() -> None:
     assert shares["prefill"] == shares["decode"] == pytest.approx(1 - shares["both"])
     for phase in chat.phases:
         assert phase.demand_per_s <= phase.capacity_per_s * (1 + 1e-9)
+
+
+def test_a_plan_has_the_costs_of_other_prices() -> None:
+    offers = [
+        each.model_copy(update={"usd_per_hour": 3 * each.usd_per_hour}) for each in ASKED.offers
+    ]
+    dearer = ASKED.replace(offers=offers)
+    made = price_again(MADE, dearer)
+    assert made is not None
+    assert not [found for found in validate(made, dearer) if found.rule == "cost"]
+    assert made.usd_per_hour == pytest.approx(3 * MADE.usd_per_hour)
+    assert made.init_usd == pytest.approx(3 * MADE.init_usd)
+    assert made.bound is None
+    used = min(MADE.count_nodes())
+    rest = [each for each in offers if (each.region, each.node_type, each.market) != used]
+    assert price_again(MADE, ASKED.replace(offers=rest)) is None

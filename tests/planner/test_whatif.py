@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +12,14 @@ from atoll.core.errors import InputError, UsageError
 from atoll.plan.files.examples import find_example
 from atoll.plan.files.read import read_problem
 from atoll.plan.problem import Problem
+from atoll.planner import whatif
 from atoll.planner.change import DialChange, change_problem
 from atoll.planner.dials import describe_dials
 from atoll.planner.plan_simulation import find_simulation
 from atoll.planner.questions import WhatIfAsk
 from atoll.planner.source import read_sent, read_source
 from atoll.planner.whatif import PlannedFleet, find_whatif, judge
-from atoll.prove.quick_plan import plan_quickly
+from atoll.prove.quick_plan import QuickPlan, plan_quickly
 from tests.prove.test_quick_plan import SMALL
 
 HERE = {"place": {"text": SMALL}}
@@ -60,6 +62,29 @@ def test_the_plan_in_force_is_what_there_is_now() -> None:
     found = find_whatif({"place": place, "ask": ask}, lambda _said: None)
     assert found["now"]["usd_per_hour"] == made.usd_per_hour
     assert found["made"] is None
+
+
+@pytest.mark.parametrize(("available", "stays"), [(1.0, True), (0.25, False)])
+def test_no_change_shown_does_worse_than_changing_nothing(
+    monkeypatch: pytest.MonkeyPatch, available: float, stays: bool
+) -> None:
+    def plan_dearly(problem: Problem, **fields: Any) -> QuickPlan:
+        return plan_quickly(_raised(problem), **fields)
+
+    made = PlannedFleet.of(plan_quickly(read_sent(SMALL).problem, simulate_s=30.0, seed=0)).plan
+    monkeypatch.setattr(whatif, "plan_quickly", plan_dearly)
+    place = {"text": SMALL, "plan": made.to_json()}
+    ask = {"file": SMALL, "simulate_s": 30.0, "prices": {"L4": 1.5}}
+    if not stays:
+        # As many nodes as it has are not there any more.
+        assert made.nodes > available
+        ask["available"] = {"L4": available}
+    found = find_whatif({"place": place, "ask": ask}, lambda _said: None)
+    then, changes = found["then"], found["diff"]
+    assert (changes["starts"] == changes["goes"] == []) is stays
+    if stays:
+        assert then["usd_per_hour"] == pytest.approx(1.5 * made.usd_per_hour)
+        assert then["kept"]["chat"] >= 0.95
 
 
 def _raised(problem: Problem) -> Problem:

@@ -16,6 +16,43 @@ from atoll.plan.problem import Problem, Service
 _HOUR_S = 3600.0
 
 
+def price_again(plan: Plan, problem: Problem) -> Plan | None:
+    """Return a plan at the prices of another problem, without what was proven of it at its own.
+
+    None where a machine of it is not on offer there.
+    """
+    instances = []
+    for instance in plan.instances:
+        usd = 0.0
+        for node in instance.nodes:
+            offer = problem.offer(instance.region_of(node), node.node_type, node.market)
+            if offer is None:
+                return None
+            usd += offer.usd_per_hour * node.gpus / offer.gpus
+        instances.append(instance.model_copy(update={"usd_per_hour": usd}))
+    machines = sum(
+        count * offer.usd_per_hour
+        for key, count in plan.count_nodes().items()
+        if (offer := problem.offer(*key)) is not None
+    )
+    fresh = sum(instance.usd_per_hour for instance in instances if not instance.kept)
+    init = fresh * problem.settings.init_penalty
+    return plan.model_copy(
+        update={
+            "instances": tuple(instances),
+            "usd_per_hour": machines,
+            "init_usd": init,
+            "objective": machines + init if plan.goal == "cost" else plan.objective,
+            "bound": None,
+            "gap": None,
+            "capacity_bound": None,
+            "promises": (),
+            "status": "feasible",
+            "problem_hash": problem.content_hash(),
+        }
+    )
+
+
 class CostLine(Frozen):
     """Cost of one part of a plan per hour, its share of the whole, its machines and GPUs in use."""
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from atoll.api.fleet_plan import FleetPlan
 from atoll.core.units import format_price, format_share
+from atoll.plan.cost import price_again
 from atoll.plan.plan_diff import ChangedInstance
 from atoll.plan.problem import Problem
 from atoll.plan.proof import proof_of
+from atoll.plan.validate.check import validate
 from atoll.planner.change import apply_change
 from atoll.planner.plan_drawing import draw_plan
 from atoll.planner.questions import AskedFleet, WhatIfAsk
@@ -89,6 +91,8 @@ def find_whatif(arguments: Said, report: Report) -> Said:
         then = now
     else:
         then = _plan(changed.problem, ask, tell("then", 0.5), now.headroom)
+        if not ask.exact and (stays := _stay(now, then, changed.problem, ask)) is not None:
+            then = stays
     return {
         "now": _draw(now),
         "then": _draw(then),
@@ -138,6 +142,33 @@ def _plan(
     if ask.exact:
         return PlannedFleet.of(plan_exactly(problem, **fields))
     return PlannedFleet.of(plan_quickly(problem, **fields, like=like))
+
+
+def _stay(
+    now: PlannedFleet, then: PlannedFleet, problem: Problem, ask: WhatIfAsk
+) -> PlannedFleet | None:
+    """Return the plan that there is now at the prices of then, where it is the better answer to the change.
+
+    Plans that are made soon differ by chance as well: none is shown that does worse than changing nothing.
+    """
+    short = short_services(problem, then.kept)
+    if now.served < 1.0 or now.plan.goal != "cost":
+        return None
+    services = tuple(
+        one.model_copy(update={"headroom": max(one.headroom, now.headroom.get(one.name, 1.0))})
+        for one in problem.services
+    )
+    own = problem.replace(services=services)
+    plan = price_again(now.plan, own)
+    if plan is None or validate(plan, own, same_problem=False):
+        return None
+    dearer = then.plan.usd_per_hour > plan.usd_per_hour + _NEAR_USD
+    if not (dearer or short or then.served < 1.0):
+        return None
+    kept = simulate_demand(plan, own, simulate_s=ask.simulate_s, seed=ask.seed)
+    if short_services(problem, kept):
+        return None
+    return PlannedFleet(FleetPlan.of(plan, own), kept, 1.0, now.headroom)
 
 
 def _draw(found: PlannedFleet) -> dict[str, Any]:
