@@ -181,6 +181,8 @@ class RegionDive:
         every = range(len(search.pickers))
         share = [search.pickers[m].served(search.chosen[m]) for m in every]
         for m in sorted(every, key=lambda m: (share[m], m)):
+            if self.standing.deadline.is_over():
+                break
             some = next((t for t in _TARGETS if t <= share[m] or self._raise(m, t)), 0.0)
             share[m] = max(share[m], some)
         search.prune(min(share, default=0.0))
