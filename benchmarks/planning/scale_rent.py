@@ -7,8 +7,8 @@ of a mix that nobody chose holds 60 % of the GPU memory that the plan for all de
 `benchmarks.allocation` the gap of a starved plan is the larger of that in the common share served and that in
 what it costs. Templates are stated, but not counted.
 
-deadline_overrun_s is by how much a whole plan with cached templates exceeds deadlines of 10 and 30 s. The
-planner's clock is that of its process there, so a busy machine measures the same as an idle one.
+deadline_overrun_s is by how much a whole plan with cached templates exceeds deadlines of 10 and 30 s, with
+plenty or starved, whichever is worse. The planner's clock is that of its process there, so a busy machine measures the same as an idle one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from atoll.catalog import Catalog
 from atoll.plan.problem import Offer, Problem
 from atoll.solve import deadline, solve
 from atoll.solve.plan_request import PlanRequest
+from atoll.solve.templates import library as library_module
 from atoll.solve.templates.library import libraries
 from atoll.solve.templates.template_cache import TemplateCache
 from benchmarks.planning.allocation import gpu_memory
@@ -158,6 +159,8 @@ def overrun(problem: Problem, catalog: Catalog) -> float:
     deadline._now = time.process_time
     try:
         for seconds in DEADLINES_S:
+            # Read from disk by each: what the last one used stays in memory.
+            library_module._KEPT.clear()
             began = time.process_time()
             plan = solve(problem, PlanRequest(catalog=catalog, deadline_s=seconds))
             took = time.process_time() - began
@@ -192,7 +195,7 @@ def run(args: argparse.Namespace) -> dict[str, float | None]:
         "rent200_cpu_s": plenty.cpu_s,
         "rent200_starved_gap": short.gap,
         "rent200_starved_cpu_s": short.cpu_s,
-        "rent200_deadline_overrun_s": overrun(problem, catalog),
+        "rent200_deadline_overrun_s": max(overrun(one, catalog) for one in (problem, starved)),
     }
 
 

@@ -135,6 +135,18 @@ def test_a_baseline_that_serves_more_takes_its_place(world: World) -> None:
     assert registry.CUT_SHORT in plan.reasons
 
 
+def test_nothing_else_is_tried_where_services_are_very_many(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_MANY", 1)
+    world.answers |= {"best": made("best", 0.1, cut_short=True), "one": made("one", 1.0)}
+    assert world.solve().solver == "best"
+    assert world.names == ["best"]
+
+    world.answers["best"] = made("best", 0.0, cut_short=True)
+    assert world.solve().solver == "one"
+
+
 def test_all_baselines_are_tried_while_there_is_time(world: World) -> None:
     world.answers |= {
         "best": made("best", 0.5, cut_short=True),

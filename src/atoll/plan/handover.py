@@ -247,12 +247,18 @@ def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
     # Seconds to move all that a kind can hold, and its latency.
     times: set[tuple[float, float]] = set()
     cuts = cut_sizes(problem, catalog)
+    mix = service.lengths.mix()
+    most = {
+        kind: max_layers(spec, catalog.node(kind), engine, mix)
+        for kind in problem.kinds
+        if service.allows(kind)
+    }
     for offer in problem.offers:
         for gpus, kind in zip(offer.sizes, offer.kinds, strict=True):
             if gpus not in cuts[offer.key]:
                 continue
-            held = max_layers(spec, catalog.node(kind), engine, service.lengths.mix())
-            if held and service.allows(kind):
+            held = most.get(kind)
+            if held:
                 regions.add(offer.region)
                 nic = hop_link(catalog, offer.node_type, offer.region, gpus)
                 moving_s = float(by_layers[held]) / nic.bandwidth_bytes_per_s

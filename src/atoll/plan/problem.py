@@ -619,7 +619,9 @@ class Problem(Frozen):
     @property
     def kinds(self) -> tuple[str, ...]:
         """Every kind of node on offer, whole machines and slices of them, sorted."""
-        return tuple(sorted({kind for offer in self.offers for kind in offer.kinds}))
+        # Offers of many regions are of few types.
+        types = {(offer.node_type, offer.whole) for offer in self.offers}
+        return tuple(sorted({kind for one in types for kind in _kinds_of(*one)}))
 
     @property
     def roles(self) -> tuple[RoleId, ...]:

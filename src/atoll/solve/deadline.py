@@ -39,9 +39,13 @@ class Deadline:
         """Whether none is left."""
         return self.left <= 0.0
 
-    def share(self, part: float) -> float:
-        """Return a share of the seconds left for one step, at least a moment: a solver needs some."""
-        return max(_MOMENT_S, self.left * part)
+    def share(self, part: float, kept: float = 0.0) -> float:
+        """Return a share of the seconds left but for those `kept`, at least a moment: a solver needs some."""
+        return max(_MOMENT_S, (self.left - kept) * part)
+
+    def sooner(self, seconds: float) -> Deadline:
+        """Return one that comes so many seconds before."""
+        return Deadline(self.seconds - seconds, self.began)
 
     def is_over(self) -> bool:
         """Return whether it was missed, to be asked before something that would be left undone."""
@@ -59,6 +63,10 @@ class Deadline:
 
         It must be built and simplified before anything of it can be interrupted.
         """
-        enough = self.left >= columns * _COLUMN_S
+        return self.lasts(columns * _COLUMN_S)
+
+    def lasts(self, seconds: float) -> bool:
+        """Return whether there is time for a step that nothing interrupts; if not, that is remembered."""
+        enough = self.left >= seconds
         self.missed = self.missed or not enough
         return enough

@@ -33,6 +33,8 @@ CUT_SHORT = proof.LATE
 _LENIENCE = 0.1
 """Share of a deadline that what follows it may take."""
 _LENIENCE_S = 1.0
+_MANY = 1000
+"""Services in regions from which on a simple rule takes many seconds."""
 _ALL_SERVED = 1.0 - 1e-9
 """Share of demand from which on it counts as met: the rest is rounding."""
 
@@ -125,9 +127,12 @@ class _SafetyNet:
     def _rescue(self, found: Plan | None) -> Plan | None:
         """Return what serves most: a plan, quick ones, or the baselines until there is no time left for more.
 
-        One is tried in any case, and all of them while nothing is served.
+        One is tried in any case, and all of them while nothing is served; none where something is and
+        services are so many that each takes longer than the whole deadline may.
         """
         best, served = found, _served(found, self.problem)
+        if served[1] > 0.0 and len(self.problem.services) * len(self.problem.regions) > _MANY:
+            return best
         for tried, name in enumerate((*self.family.quick, *self.family.baselines)):
             if served[0] >= _ALL_SERVED or (tried and served[1] > 0.0 and self.rescued_by.passed):
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from atoll.solve import deadline
 from atoll.solve.deadline import Deadline
 from atoll.solve.lp import LinearProgram, LpResult, MipResult
-from atoll.solve.rent import rent_search, scarcity
+from atoll.solve.rent import mix_master, rent_search, scarcity
 from atoll.solve.rent.allocation import allocate, rent_model
 from atoll.solve.rent.allocation_types import BOTH, Allocation, AllocationLimits, Shortage
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import Solution
+from atoll.solve.rent.relaxation import Evaluation
 from atoll.solve.rent.scarcity import EXACT
 from tests.seeds import examples, seeds
 from tests.solve.rent.cases import (
@@ -295,3 +298,29 @@ def test_the_deadline_is_kept(clock: Clock, seed: int, deadline_s: float) -> Non
     assert max(clock.asked, default=0.0) <= deadline_s
     if clock.now - began > deadline_s:
         assert answer.cut_short
+
+
+@pytest.mark.parametrize("on_shortage", ["fraction", "priority"])
+@pytest.mark.parametrize("scarce", [0.4, 4.0])
+def test_no_bound_is_begun_that_ends_after_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, on_shortage: Shortage, scarce: float
+) -> None:
+    """Where services are very many each bound takes seconds: something simple is served instead."""
+    now = [0.0]
+    case = random_case(11, services=3, scarce=scarce)
+    bounds = mix_master.evaluate
+
+    def slowly(*given: Any) -> Evaluation:
+        now[0] += 5.0
+        return bounds(*given)
+
+    monkeypatch.setattr(deadline, "_now", lambda: now[0])
+    monkeypatch.setattr(mix_master, "evaluate", slowly)
+    monkeypatch.setattr(rent_search, "_MANY_TABLES", 0)
+    each = len(case.services) * len(case.supply.regions)
+    monkeypatch.setattr(rent_search, "_RATE_S", 5.0 / each)
+    answer = solve(case, on_shortage, deadline_s=4.0)
+    assert now[0] <= 4.0
+    assert answer.cut_short
+    assert answer.status in ("feasible", "partial")
+    assert float(answer.served.max()) > 0.0

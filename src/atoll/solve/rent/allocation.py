@@ -77,13 +77,15 @@ _SHORTAGE_WORK = 0.6
 """Share of the effort left for finding what can be served; the rest is for serving it cheaply."""
 _MANY_ITEMS = 50_000_000
 """Templates in regions, of all services, up to which all of them are searched."""
-_LAST, _MAX_LAST = 3.0, 0.25
+_LAST, _MAX_LAST = 4.0, 0.25
 """Time that is kept for proving a bound over all templates: a multiple of what choosing them took, and
 the share of a deadline that it may be."""
-_LATE = 0.4
+_LATE = 0.1
 """Share of that time after which nothing more is proven."""
 _GROWTHS = 5
 """Times that templates needed under shortage are added to those that are searched, at most."""
+_GROWING = 0.4
+"""Share of the time left after which no more are added."""
 _FEW_NEW = 0.01
 """Share of all of them up to which new ones change little."""
 _NEAR = 0.02
@@ -160,6 +162,7 @@ class _Allocator:
         self._parts: list[Work] = []
         self._pool: TemplatePool | None = None
         self._last_s = 0.0
+        self._end = self.deadline
         number = sum(len(role.throughput) for service in self.services for role in service.roles)
         if number * len(self.supply.regions) > _MANY_ITEMS:
             before = self.deadline.spent
@@ -336,6 +339,7 @@ class _Allocator:
                 [self.active[i] for i in some], np.full(len(self.services), fraction)
             ),
             self.deadline,
+            self._end,
             part,
             priority=priority,
             seed=self.seed,
@@ -354,12 +358,14 @@ class _Allocator:
     def _grow(self) -> Prices | None:
         """Let what is needed under shortage be searched, too; return prices of serving the most there."""
         prices = None
+        soon = Deadline(self.deadline.share(_GROWING))
         # So many rounds at most, whatever the effort: without these templates little can be found.
         for _ in range(_GROWTHS if self._pool is not None else 0):
             free = replace(self.model, start=np.zeros(len(self.model.start)))
             program = FluidProgram(free, rent=0.0, seed=self.seed, work=Work(np.inf))
-            prices = program.converge(self.deadline)
-            if self._pool is None or self.deadline.is_over():
+            prices = program.converge(soon)
+            if self._pool is None or soon.is_over():
+                self.deadline.missed = True
                 break
             before = len(self._pool)
             if self._pool.grow(prices.row, _NEAR) <= _FEW_NEW * before:

@@ -42,6 +42,8 @@ _VARIED_ROUNDS = 16
 """How often mixes are sought at prices a little off, until some fit together."""
 _VARIED = 0.1
 """How far off: the standard deviation of the logarithm of their ratio to the best."""
+_ROUND = 2.0
+"""Time of a round, as a multiple of that of a bound: it finds mixes, too."""
 _TABLE_WORK = 3.0
 """Work of a service's functions, in simplex iterations, for each phase and zone."""
 _ITEM_WORK = 1e-4
@@ -215,6 +217,7 @@ class Decomposition:
         self.relaxed: tuple[Prices, Floats] | None = None
         self._seed = seed
         self._root: Evaluation | None = None
+        self._rate_s = 0.0
         self._round_work = sum(
             _TABLE_WORK * 3 * oracle.zones * oracle.grid / GRID + _ITEM_WORK * len(oracle.items)
             for oracle in oracles
@@ -230,7 +233,9 @@ class Decomposition:
     def rate(self, prices: Prices) -> Evaluation:
         """Evaluate the bound at some prices."""
         self.standing.work.charge(self._round_work)
+        before = self.standing.deadline.spent
         found = evaluate(self.model, self.oracles, self.goal, prices, self.unserved)
+        self._rate_s = self.standing.deadline.spent - before
         if self._root is None or found.value > self._root.value:
             self._root = found
         self.standing.prove(found.value)
@@ -271,13 +276,15 @@ class Decomposition:
         start = prices or market_prices(self.model, self.master.rent)
         if self._root is None:
             self.rate(start)
+        if not self._has_time():
+            return
         # Ones: before the first relaxation nothing says what demands are worth.
         self.gather(start, np.ones(len(self.oracles)))
         pace, stalled = self.pace, 0
         # The rest of the work is for the searches after this one.
         enough = (1.0 - pace.spend) * self.standing.work.left
         while self.rounds < pace.rounds and not self.standing.done and stalled < pace.patience:
-            if self.standing.work.left < enough:
+            if self.standing.work.left < enough or not self._has_time():
                 return
             self.rounds += 1
             self.standing.work.rounds += 1
@@ -307,6 +314,10 @@ class Decomposition:
             stalled = 0 if better else stalled + 1
             if not added and not better:
                 return
+
+    def _has_time(self) -> bool:
+        """Return whether there is time for a round, which nothing interrupts."""
+        return self.standing.deadline.lasts(_ROUND * self._rate_s)
 
     def _raise_unserved(self, result: LpResult) -> bool:
         """Raise the price of leaving unserved what must be served; return whether that was needed."""

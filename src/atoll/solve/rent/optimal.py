@@ -31,6 +31,8 @@ from atoll.solve.templates.library import Libraries
 SOLVER = "optimal"
 DEADLINE_S = 300.0
 GAP = 1e-3
+_FINISH_S = 3e-4
+"""Seconds for making an allocation a plan that is checked, for each service and region."""
 
 _PHASES = {
     Phase.PREFILL: types.PREFILL,
@@ -137,6 +139,11 @@ def say_unsurvived(plan: Plan, problem: Problem, catalog: Catalog) -> Plan:
     return plan.model_copy(update={"status": "partial", "reasons": (*plan.reasons, *reasons)})
 
 
+def finish_s(problem: Problem) -> float:
+    """Return the seconds that are kept for making an allocation a plan and checking that."""
+    return _FINISH_S * len(problem.services) * len(problem.regions)
+
+
 def solve(
     problem: Problem,
     catalog: Catalog,
@@ -193,7 +200,7 @@ def draft(
             {
                 "init_penalty": problem.settings.init_penalty,
                 # What was read so far has taken a part of the deadline.
-                "deadline_s": end.share(1.0),
+                "deadline_s": end.share(1.0, finish_s(problem)),
                 "work": work * WORK,
                 "gap": gap,
                 "seed": problem.settings.seed,

@@ -183,22 +183,9 @@ class RegionDive:
         for m in sorted(every, key=lambda m: (share[m], m)):
             if self.standing.deadline.is_over():
                 break
-            some = next((t for t in _TARGETS if t <= share[m] or self._raise(m, t)), 0.0)
+            some = next((t for t in _TARGETS if t <= share[m] or search.raise_to(m, t)), 0.0)
             share[m] = max(share[m], some)
         search.prune(min(share, default=0.0))
-
-    def _raise(self, m: int, target: float) -> bool:
-        """Let a service reach a share: with more, or with other instances; as before where neither can be."""
-        search, price = self.search, self.search.bases[0]
-        books, had = search.ledger.copy(), dict(search.chosen[m])
-        if search.fill(m, target, price):
-            return True
-        # A service that finds no more has given back all that it had.
-        if search.fill(m, target, price):
-            return True
-        search.ledger.go_back(books)
-        search.chosen[m] = had
-        return False
 
     def _solve(self, region: int, carried: Floats, duals: Floats, prices: Prices) -> Floats:
         """Solve a region; return what it serves of each group."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.solve.array_types import Floats, Ints
+from atoll.solve.deadline import Deadline
 from atoll.solve.rent.capped.capped_oracle import tighten
 from atoll.solve.rent.fast.fast_search import FastSearch
 from atoll.solve.rent.greedy_allocation import fill, served_share
@@ -65,6 +66,10 @@ _MAX_NODES = 2000
 """Nodes of the search tree of a program over mixes."""
 _SHARE_TOLERANCE = 1e-7
 """Share of a demand, or of a cost, that integer solves and sums may miss."""
+_RATE_S = 8e-4
+"""Seconds of a bound for each service and region, on a busy machine."""
+_FILL_S = 3e-4
+"""Seconds of finding something for everybody, for each service and region."""
 _FIRST_ROUNDS = 2
 """Rounds of the heuristic that comes before everything else."""
 
@@ -89,6 +94,8 @@ class SearchOutcome:
 
 def rate_at(model: RentModel, prices: Prices, standing: Incumbent, seed: int) -> SearchOutcome:
     """Prove what can be at prices that are good already, and search no further."""
+    if not has_time_to_rate(model, standing.deadline):
+        return _unrated(model, prices)
     mixes = Decomposition(
         model, oracles_of(model), "cost", np.zeros(len(model.items)), standing, seed
     )
@@ -101,6 +108,22 @@ def rate_at(model: RentModel, prices: Prices, standing: Incumbent, seed: int) ->
 def is_large(model: RentModel) -> bool:
     """Return whether there are so many services in regions that programs over instances take too long."""
     return len(model.services) * model.regions > _MANY_TABLES
+
+
+def has_time_to_rate(model: RentModel, deadline: Deadline) -> bool:
+    """Return whether there is time for a bound, which takes seconds where services are very many."""
+    return not is_large(model) or deadline.lasts(_RATE_S * len(model.services) * model.regions)
+
+
+def before_filling(model: RentModel, deadline: Deadline) -> Deadline:
+    """Return when a search must end that leaves time for serving a little of each of very many services."""
+    return deadline.sooner(_FILL_S * len(model.services) * model.regions)
+
+
+def _unrated(model: RentModel, prices: Prices) -> SearchOutcome:
+    """Return what is known where nothing could be proven."""
+    total = sum(len(items) for items in model.items)
+    return SearchOutcome(prices, np.zeros(len(model.items)), 0, total)
 
 
 def oracles_of(model: RentModel, grid: int | None = None) -> list[ServiceOracle]:
@@ -118,6 +141,10 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     standing.ceiling = price_of_all(model) * (1.0 + _SHARE_TOLERANCE) + _SHARE_TOLERANCE
     if standing.solution is None and not is_large(model):
         _take_quickly(model, standing)
+    if not has_time_to_rate(model, standing.deadline):
+        if standing.solution is None:
+            _take_in_turn(model, standing)
+        return _unrated(model, market_prices(model))
     oracles = oracles_of(model)
     mixes = Decomposition(model, oracles, "cost", np.zeros(len(oracles)), standing, seed)
     first = mixes.rate(market_prices(model))
@@ -129,7 +156,9 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     if standing.solution is None and is_large(model):
         _take_quickly(model, standing)
     # What is picked at prices does not heed spread.
-    if model.limits.spread == 1:
+    if model.limits.spread == 1 and (
+        standing.solution is None or has_time_to_rate(model, standing.deadline)
+    ):
         _take_cheapest(model, oracles, standing, seed)
         if not standing.done and standing.solution is None and not is_large(model):
             chosen = fill(model, oracles)
@@ -196,6 +225,16 @@ def _list_near(mixes: Decomposition) -> list[Ints]:
     return [
         np.union1d(some, used) for some, used in zip(lowest_slack, mixes.used_items(), strict=True)
     ]
+
+
+def _take_in_turn(model: RentModel, standing: Incumbent) -> None:
+    """Offer what services find in turn at market prices: worth the time, also where none is left."""
+    search = FastSearch(model)
+    order = search.order(np.ones(len(model.items)))
+    if model.items and search.fill_in_turn(order, 1.0, lambda: False):
+        found = search.fitted()
+        if search.ledger.sound and search.ledger.within:
+            standing.offer(found.solution, found.cost)
 
 
 def _take_quickly(model: RentModel, standing: Incumbent) -> None:

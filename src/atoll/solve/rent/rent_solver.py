@@ -35,6 +35,10 @@ BASELINES = {**PLAIN_BASELINES, **CHOOSERS}
 NAMES = (DEFAULT, FAST, *BASELINES)
 _TEMPLATES = 0.75
 """Share of a deadline after which templates are those that there are; a cache may have all of them."""
+_READ = 0.35
+"""Share of a deadline in which all templates must be read, or those of single nodes come first."""
+_READ_BEGUN = 0.25
+"""Share of them by which the pace is judged at first: what comes before the first role takes time, too."""
 _SHORT_TIME_SHARE = 0.05
 """Time is short where single nodes alone take this share of a deadline."""
 _ROUGH = 0.1
@@ -92,7 +96,7 @@ class _TimedSearch:
     def run(self) -> Plan:
         seconds = self.deadline.seconds
         # `until` holds at once: what caches have, and else what is made whatever the time.
-        libraries = self._libraries(lambda: True, None)
+        libraries = self._libraries(lambda: True, None, self._may_read)
         first: Draft | None = None
         first_s = 0.0
         if libraries.cut_short and self.deadline.left < seconds * (1 - _SHORT_TIME_SHARE):
@@ -106,7 +110,7 @@ class _TimedSearch:
                 lambda: self.deadline.left < keep_s, self.request.on_progress
             )
         # More templates take longer: not begun where there was hardly time for the fewest.
-        if first is not None and self.deadline.left < first_s:
+        if first is not None and self.deadline.left < first_s + optimal.finish_s(self.problem):
             return self._finish(first)
         draft = self._allocate(libraries, gap=self.effort.gap, work=self.effort.work)
         late = libraries.cut_short or draft.allocation.cut_short
@@ -130,13 +134,24 @@ class _TimedSearch:
             return infeasible(self.problem, solver=DEFAULT, reasons=())
         return self._finish(draft)
 
-    def _libraries(self, until: Callable[[], bool], tell: OnProgress | None) -> Libraries:
+    def _may_read(self, left: float) -> bool:
+        """Return whether what is left to read, a share of all, is read in time at the pace so far."""
+        done = max(_READ_BEGUN, 1.0 - left)
+        return self.deadline.spent <= self.deadline.seconds * _READ * done
+
+    def _libraries(
+        self,
+        until: Callable[[], bool],
+        tell: OnProgress | None,
+        read: Callable[[float], bool] | None = None,
+    ) -> Libraries:
         return template_libraries(
             self.problem,
             self.catalog,
             cached=self.effort.cached,
             on_progress=tell,
             until=until,
+            read=read,
         )
 
     def _allocate(self, libraries: Libraries, *, gap: float, work: float) -> Draft:

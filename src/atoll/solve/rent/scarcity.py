@@ -28,7 +28,15 @@ from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.region_dive import RegionDive
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
-from atoll.solve.rent.rent_search import SMALL, free_items, is_large, lowest_each, oracles_of
+from atoll.solve.rent.rent_search import (
+    SMALL,
+    before_filling,
+    free_items,
+    has_time_to_rate,
+    is_large,
+    lowest_each,
+    oracles_of,
+)
 from atoll.solve.rent.rental_program import cheapest_supply
 
 Rebuild = Callable[[list[int], float], RentModel]
@@ -46,6 +54,8 @@ _AIM = 0.97
 """Share of what may be possible at which items are priced: at all of it few things are left to choose."""
 _SMALLEST, _FEW_SMALL = 40, 3
 """Items of each phase and region among which services look for a place, and where services are very many."""
+_FILLED = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Shares of their demand that they try to reach then, one after the other."""
 _FIRST_AIM = 0.8
 """Share of what may be possible that is tried first where services are very many."""
 _AIMS = 2
@@ -90,6 +100,7 @@ def serve_most(
     model: RentModel,
     rebuild: Rebuild,
     deadline: Deadline,
+    end: Deadline,
     work: Work,
     *,
     priority: bool,
@@ -100,8 +111,57 @@ def serve_most(
     """Return the largest common fraction of demand, or (`priority`) the largest weighted mean fraction.
 
     `start` is an allocation that serves much of it and `prices` are those of a relaxation of serving most,
-    if one is known.
+    if one is known. The search has time until `deadline`; what is simple, where that came first, until `end`.
     """
+    if not is_large(model):
+        return _serve_most(model, rebuild, deadline, work, priority, seed, start, prices)
+    # Each step of the search takes seconds there: what is left has to do for something simpler.
+    sooner = before_filling(model, deadline)
+    found = _serve_nobody(model)
+    if not sooner.is_over() and (not priority or has_time_to_rate(model, sooner)):
+        found = _serve_most(model, rebuild, sooner, work, priority, seed, start, prices)
+    deadline.missed = deadline.missed or sooner.missed
+    if not sooner.missed and found.solution is not None:
+        return found
+    filled = _fill_up(model, end)
+    # Whom the search left out nothing was found for.
+    return found if _merit(found) >= _merit(filled) else filled
+
+
+def _merit(found: ServedDemand) -> tuple[int, float]:
+    """Order of what is served: more services, then more of each."""
+    return int(np.count_nonzero(found.fraction)), found.achieved
+
+
+def _fill_up(model: RentModel, deadline: Deadline) -> ServedDemand:
+    """Return what services find in turn at market prices, of ever more of their demand until time is up."""
+    search = FastSearch(model)
+    # Whose least is dearest comes first: the others find something on smaller machines.
+    every = search.order(np.full(len(model.services), _MIN_FRACTION))
+    # First anything at all for each, whatever the time: it takes a moment.
+    some = [m for m in every if search.fill_in_turn([m], _MIN_FRACTION, lambda: False)]
+    for share in _FILLED:
+        if not search.fill_in_turn(some, share, deadline.is_over):
+            break
+    fraction = np.zeros(len(model.services))
+    if not some or not search.ledger.sound or not search.ledger.within:
+        return _serve_nobody(model)
+    least = min(1.0, float(search.fitted().served[some].min()))
+    search.prune(least)
+    fraction[some] = least
+    return ServedDemand(search.fitted().solution, fraction, least, 1.0, market_prices(model))
+
+
+def _serve_most(
+    model: RentModel,
+    rebuild: Rebuild,
+    deadline: Deadline,
+    work: Work,
+    priority: bool,
+    seed: int,
+    start: Solution | None,
+    prices: Prices | None,
+) -> ServedDemand:
     every = list(range(len(model.services)))
     weights = np.array([service.weight for service in model.services])
     if priority:
@@ -184,9 +244,13 @@ def _stand_together(
     )
     let_in = [np.arange(len(items)) for items in model.items]
     if is_large(model):
-        found = FastSearch(model).fit(np.ones(number), rounds=_STAND_ROUNDS, move=False)
+        found = FastSearch(model, deadline.is_over).fit(
+            np.ones(number), rounds=_STAND_ROUNDS, move=False
+        )
         if found is not None:
             return list(range(number)), found.solution
+        if deadline.is_over():
+            return [], nothing
     if sum(len(items) for items in model.items) > SMALL:
         let_in = [_spread_out(model, m) for m in range(number)]
     master = InstanceMaster(model, "stand", price, let_in, work, seed)
@@ -305,8 +369,9 @@ def _search_large(
     standing = Incumbent(Target(0.0, _ROUGH), deadline, work)
     if prices is None:
         prices = FluidProgram(model, rent=0.0, seed=seed, work=work).converge(deadline)
-    bound = Decomposition(model, oracles_of(model), "common", np.zeros(len(every)), standing, seed)
-    bound.rate(prices)
+    if has_time_to_rate(model, deadline):
+        none = np.zeros(len(every))
+        Decomposition(model, oracles_of(model), "common", none, standing, seed).rate(prices)
     most = min(1.0, 1.0 - standing.bound)
     aim, achieved = _FIRST_AIM * most, 0.0
     found: Solution | None = None

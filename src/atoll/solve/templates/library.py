@@ -257,11 +257,14 @@ def libraries(
     single: bool = False,
     start: Libraries | None = None,
     known: Mapping[str, TemplateLibrary] | None = None,
+    read: Callable[[float], bool] | None = None,
 ) -> Libraries:
     """Return the template library of every role; `progress(role, done, total)` as they are computed.
 
     Roles that are asked the same share theirs. With `until`, all roles first get templates of single nodes,
-    then of a few nodes, then of all; once `until()` holds they keep what they have. `single` asks for the
+    then of a few nodes, then of all; once `until()` holds they keep what they have. Where the cache has all
+    of the first role, that of the others is read before, while `read` allows: it is told which share of them
+    is left. `single` asks for the
     capacities of all sets of nodes, but for templates of single nodes only. `start` are libraries of the
     same problem that were cut short, to go on from; `known` are whole ones of roles that are asked the same
     on the same offers, by what is asked.
@@ -270,6 +273,7 @@ def libraries(
     if start is not None:
         made.go_on(start)
     elif until is not None:
+        made.read_all(read)
         made.take_single_nodes()
     made.take_few_nodes(1 if single else _FIRST_NODES)
     if not single:
@@ -321,6 +325,30 @@ class _RoleLibraries:
             # Tables of fewer stages were made for single nodes: those are made anew.
             if len(library.tables.rates) == _max_stages(self.problem):
                 self.tables[key] = self._tables_of(library)
+
+    def read_all(self, allowed: Callable[[float], bool] | None) -> None:
+        """Take what a cache has, up to the first role of which it has not all."""
+        left = [key for key in self.alike if key not in self.found]
+        for number, key in enumerate(left):
+            if self.cache is None or allowed is None or not allowed(1.0 - number / len(left)):
+                return
+            self.tables[key] = self._make_tables(key)
+            found = self._read(self.tables[key])
+            if found is None:
+                return
+            self.found[key] = found
+
+    def _read(self, parts: Sequence[EngineTables]) -> TemplateLibrary | None:
+        missing = False
+
+        def make(tables: RoleTables, max_nodes: int, **_: object) -> TemplateLibrary:
+            nonlocal missing
+            known = None if self.cache is None or missing else self.cache.read(tables, max_nodes)
+            missing = known is None
+            return generate(tables, 1) if known is None else known
+
+        library = role_library(self.problem, parts, self.max_nodes, make=make)
+        return None if missing else library
 
     def take_single_nodes(self) -> None:
         """Give every role its templates of single nodes, whatever the time."""
@@ -436,11 +464,12 @@ def template_libraries(
     on_progress: OnProgress | None = None,
     until: Callable[[], bool] | None = None,
     single: bool = False,
+    read: Callable[[float], bool] | None = None,
 ) -> Libraries:
     """Return the templates of all roles of a problem: those of the last problems, from disk, or new ones.
 
-    With `cached` False nothing is read from disk and nothing kept there. For `until` and `single` see
-    `libraries`.
+    With `cached` False nothing is read from disk and nothing kept there. For `until`, `single` and `read`
+    see `libraries`.
     """
     cache = TemplateCache() if cached else None
     key = f"{template_key(problem)} {cache and cache.folder}"
@@ -468,6 +497,7 @@ def template_libraries(
         single=single,
         start=start,
         known=known,
+        read=read,
     )
     by_asked = {asked: made.roles[roles[0]] for asked, roles in alike_roles(problem).items()}
     _KEPT[key] = _KeptLibraries(catalog, made, place, by_asked)

@@ -272,7 +272,7 @@ class FastSearch:
     def _fit_at(self, targets: Floats, rounds: int, base: Floats) -> Fitted | None:
         # Surcharges by cell, from round to round.
         scarce = np.ones(self.model.cells)
-        order = self._order(targets)
+        order = self.order(targets)
         best: Fitted | None = None
         stale = 0
         for _ in range(rounds):
@@ -302,7 +302,7 @@ class FastSearch:
                 order = [*(m for m in order if m in failed), *(m for m in order if m not in failed)]
         return best
 
-    def _order(self, targets: Floats) -> list[int]:
+    def order(self, targets: Floats) -> list[int]:
         """Services in the order in which they choose: those that have most to lose first."""
         loss = np.zeros(len(self.pickers))
         for m, picker in enumerate(self.pickers):
@@ -332,6 +332,30 @@ class FastSearch:
         if fits:
             self.chosen[m] = dict(chosen)
         return fits
+
+    def raise_to(self, m: int, target: float) -> bool:
+        """Let a service reach a share: with more, or with other instances; as before where neither can be."""
+        books, had = self.ledger.copy(), dict(self.chosen[m])
+        # A service that finds no more has given back all that it had: the second time is from nothing.
+        if any(self.fill(m, target, self._bases[0]) for _ in range(2)):
+            return True
+        self.ledger.go_back(books)
+        self.chosen[m] = had
+        return False
+
+    def fill_in_turn(
+        self, services: Sequence[int], target: float, until: Callable[[], bool]
+    ) -> bool:
+        """Let services reach a share in turn, at market prices; False at the first that cannot, or late."""
+        cells = self.model.cells
+        for m in services:
+            if until():
+                return False
+            # Cells that the others have taken: asking for one after the other would use up all tries.
+            self._full[:cells] |= self.ledger.need >= self._nodes
+            if not self.raise_to(m, target):
+                return False
+        return True
 
     def clear(self) -> None:
         """Give everything back."""
