@@ -44,6 +44,12 @@ _MIN_SHARE = 1e-6
 """Share of a demand that is worth serving."""
 _TARGETS = (1.0, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.5, 0.3, 0.1)
 """Shares that who is short tries to reach with what is left."""
+_STEP = 0.005
+"""Share up to which everybody's is raised."""
+_TOWARDS = 0.6
+"""Part of the way to what is not reached that is tried next."""
+_EQUAL = 1e-9
+"""Share that sums may miss by rounding."""
 
 
 @dataclass(frozen=True)
@@ -176,16 +182,40 @@ class RegionDive:
         return self.search.fitted() if ledger.sound and ledger.within else None
 
     def _top_up(self) -> None:
-        """Let those that are short take what is left, and all give back what the worst-served do without."""
-        search = self.search
-        every = range(len(search.pickers))
-        share = [search.pickers[m].served(search.chosen[m]) for m in every]
+        """Let those that are short take what is left, then what others have beyond the share of the worst."""
+        search, every = self.search, range(len(self.search.pickers))
+        share = self._shares()
         for m in sorted(every, key=lambda m: (share[m], m)):
             if self.standing.deadline.is_over():
                 break
             some = next((t for t in _TARGETS if t <= share[m] or search.raise_to(m, t)), 0.0)
             share[m] = max(share[m], some)
-        search.prune(min(share, default=0.0))
+        low, high = min(self._shares(), default=0.0), float(np.mean(share))
+        while high - low > _STEP and not self.standing.deadline.is_over():
+            target = low + _TOWARDS * (high - low)
+            if self._level(target):
+                low = target
+            else:
+                high = target
+        search.prune(low)
+
+    def _shares(self) -> list[float]:
+        search = self.search
+        return [p.served(c) for p, c in zip(search.pickers, search.chosen, strict=True)]
+
+    def _level(self, target: float) -> bool:
+        """Let all have a share, of what those with more give back; as before where that is too little."""
+        search = self.search
+        books, had = search.ledger.copy(), [dict(chosen) for chosen in search.chosen]
+        search.prune(target)
+        share = self._shares()
+        short = [m for m in range(len(share)) if share[m] < target * (1.0 - _EQUAL)]
+        for m in sorted(short, key=lambda m: (share[m], m)):
+            if self.standing.deadline.is_over() or not self._raise(m, target):
+                search.ledger.go_back(books)
+                search.chosen = had
+                return False
+        return True
 
     def _solve(self, region: int, carried: Floats, duals: Floats, prices: Prices) -> Floats:
         """Solve a region; return what it serves of each group."""
