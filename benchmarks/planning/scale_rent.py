@@ -7,8 +7,9 @@ of a mix that nobody chose holds 60 % of the GPU memory that the plan for all de
 `benchmarks.allocation` the gap of a starved plan is the larger of that in the common share served and that in
 what it costs. Templates are stated, but not counted.
 
-deadline_overrun_s is by how much a whole plan with cached templates exceeds deadlines of 10 and 30 s, with
-plenty or starved, whichever is worse. The planner's clock is that of its process there, so a busy machine measures the same as an idle one.
+deadline_overrun_s is by how much a whole plan with cached templates exceeds deadlines of 10 and 30 s, the
+worse of plenty and starved. The planner's clock is that of its process there, so a busy machine measures the
+same as an idle one.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from atoll.solve import deadline
 from atoll.solve.deadline import Deadline
 from atoll.solve.lp import LinearProgram, LpResult, MipResult
-from atoll.solve.rent import mix_master, rent_search, scarcity
+from atoll.solve.rent import mix_master, relaxation, rent_search, scarcity
 from atoll.solve.rent.allocation import allocate, rent_model
 from atoll.solve.rent.allocation_types import BOTH, Allocation, AllocationLimits, Shortage
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
@@ -308,7 +308,7 @@ def test_no_bound_is_begun_that_ends_after_the_deadline(
     """Where services are very many each bound takes seconds: something simple is served instead."""
     now = [0.0]
     case = random_case(11, services=3, scarce=scarce)
-    bounds = mix_master.evaluate
+    bounds = relaxation.evaluate
 
     def slowly(*given: Any) -> Evaluation:
         now[0] += 5.0

@@ -211,7 +211,7 @@ class RegionDive:
         share = self._shares()
         short = [m for m in range(len(share)) if share[m] < target * (1.0 - _EQUAL)]
         for m in sorted(short, key=lambda m: (share[m], m)):
-            if self.standing.deadline.is_over() or not self._raise(m, target):
+            if self.standing.deadline.is_over() or not search.raise_to(m, target):
                 search.ledger.go_back(books)
                 search.chosen = had
                 return False
