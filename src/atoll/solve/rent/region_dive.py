@@ -210,12 +210,12 @@ class RegionDive:
         search.prune(target)
         share = self._shares()
         short = [m for m in range(len(share)) if share[m] < target * (1.0 - _EQUAL)]
-        for m in sorted(short, key=lambda m: (share[m], m)):
-            if self.standing.deadline.is_over() or not search.raise_to(m, target):
-                search.ledger.go_back(books)
-                search.chosen = had
-                return False
-        return True
+        short.sort(key=lambda m: (share[m], m))
+        if search.fill_in_turn(short, target, self.standing.deadline.is_over):
+            return True
+        search.ledger.go_back(books)
+        search.chosen = had
+        return False
 
     def _solve(self, region: int, carried: Floats, duals: Floats, prices: Prices) -> Floats:
         """Solve a region; return what it serves of each group."""
