@@ -9,7 +9,7 @@ result are server-sent events.
     fleets, plans, source, answers           fleets and plans that it knows, uploads, answers kept
     questions, whatif, change, dials         what-if questions: the change asked for, what it costs
     plan_simulation, trace_store             a plan under a trace, and the traces there are
-    plan_drawing                             a plan as data to draw
+    plan_drawing, drawn_plan                 a plan as data to draw; its types
     jobs, worker                             worker processes and their queue
 
 May import the API and all that plans and simulates, and `runtime.http`; nothing that serves models.

@@ -159,6 +159,8 @@ def _stay(
         for one in problem.services
     )
     own = problem.replace(services=services)
+    # A plan is one for the problem that its mixes of models settle.
+    own = own.settled(now.plan.mixes) if now.plan.mixes else own
     plan = price_again(now.plan, own)
     if plan is None or validate(plan, own, same_problem=False):
         return None
