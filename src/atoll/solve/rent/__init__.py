@@ -11,7 +11,7 @@ items              templates in regions and running instances, as arrays; `RentM
 rental_program     the linear program's part that rents machines; on it `instance_master`, `mix_master`
 relaxation         the Lagrangian bound; it asks `service_oracle`, whose costs are `step_functions`
 template_pool      templates that can matter, where there are very many; `rounding` dives for whole mixes then
-region_dive        the same region by region, where they cannot all be served
+many/              the same where services are very many and cannot all be served: region by region
 simple_allocation  the simplest one for little more than the cheapest
 incumbent          best solution, bound, deadline and counted work of a search
 capped/            sharper bounds where machines are scarce

@@ -37,10 +37,10 @@ from atoll.solve.rent.allocation_types import (
     Status,
     Supply,
 )
-from atoll.solve.rent.fluid_program import FluidProgram
 from atoll.solve.rent.greedy_allocation import served_share
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution, items_of
+from atoll.solve.rent.many.fluid_program import FluidProgram
 from atoll.solve.rent.relaxation import (
     Goal,
     Prices,
@@ -52,6 +52,7 @@ from atoll.solve.rent.relaxation import (
 from atoll.solve.rent.rent_search import (
     SearchOutcome,
     better,
+    is_large,
     minimise,
     oracles_of,
     rate_at,
@@ -75,6 +76,8 @@ _MIN_DUAL = 1e-6
 """Prices of a limit above this say that it stands in the way of a better answer."""
 _SHORTAGE_WORK = 0.6
 """Share of the effort left for finding what can be served; the rest is for serving it cheaply."""
+_MANY_SHORTAGE_WORK = 0.9
+"""The same where services are very many: they are served cheaply in the same search."""
 _MANY_ITEMS = 50_000_000
 """Templates in regions, of all services, up to which all of them are searched."""
 _LAST, _MAX_LAST = 4.0, 0.25
@@ -330,7 +333,8 @@ class _Allocator:
         return self._answer(self.active, self.model, standing, outcome, None)
 
     def _most(self, priority: bool, start: Solution | None) -> ServedDemand:
-        part = Work(self.work.part(_SHORTAGE_WORK))
+        many = is_large(self.model)
+        part = Work(self.work.part(_MANY_SHORTAGE_WORK if many else _SHORTAGE_WORK))
         self._parts.append(part)
         prices = None if priority else self._grow()
         served = serve_most(
@@ -357,14 +361,20 @@ class _Allocator:
 
     def _grow(self) -> Prices | None:
         """Let what is needed under shortage be searched, too; return prices of serving the most there."""
-        prices = None
+        if self._pool is None:
+            return None
         soon = Deadline(self.deadline.share(_GROWING))
+        prices = None
+        program: FluidProgram | None = None
         # So many rounds at most, whatever the effort: without these templates little can be found.
-        for _ in range(_GROWTHS if self._pool is not None else 0):
+        for _ in range(_GROWTHS):
             free = replace(self.model, start=np.zeros(len(self.model.start)))
-            program = FluidProgram(free, rent=0.0, seed=self.seed, work=Work(np.inf))
+            if program is None:
+                program = FluidProgram(free, rent=0.0, seed=self.seed, work=Work(np.inf))
+            else:
+                program.widen(free)
             prices = program.converge(soon)
-            if self._pool is None or soon.is_over():
+            if soon.is_over():
                 self.deadline.missed = True
                 break
             before = len(self._pool)

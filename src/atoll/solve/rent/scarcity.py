@@ -20,13 +20,13 @@ import numpy as np
 from atoll.solve.array_types import Floats, Ints
 from atoll.solve.deadline import Deadline
 from atoll.solve.rent.fast.fast_search import FastSearch
-from atoll.solve.rent.fluid_program import FluidProgram
 from atoll.solve.rent.greedy_allocation import fill, served_share
 from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
 from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
+from atoll.solve.rent.many.fluid_program import FluidProgram
+from atoll.solve.rent.many.region_dive import RegionDive
 from atoll.solve.rent.mix_master import Decomposition
-from atoll.solve.rent.region_dive import RegionDive
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
 from atoll.solve.rent.rent_search import (
     SMALL,
@@ -56,13 +56,13 @@ _SMALLEST, _FEW_SMALL = 40, 3
 """Items of each phase and region among which services look for a place, and where services are very many."""
 _FILLED = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of their demand that they try to reach then, one after the other."""
-_FIRST_AIM = 0.8
+_FIRST_AIM = 0.82
 """Share of what may be possible that is tried first where services are very many."""
-_AIMS = 2
-"""Shares that are tried there, one after the other."""
+_AIMS = 4
+"""Shares that are tried there at most, one after the other, while there is work for one more."""
 _HIGHER = 1.05
 """The next one where all of it was reached."""
-_AIM_WORK = 0.3
+_AIM_WORK = 0.9
 """Share of the work left that may go into pricing one of them."""
 _STAND_ROUNDS = 2
 """Rounds of the heuristic that looks for a place for each of very many services."""
@@ -373,11 +373,11 @@ def _search_large(
         none = np.zeros(len(every))
         Decomposition(model, oracles_of(model), "common", none, standing, seed).rate(prices)
     most = min(1.0, 1.0 - standing.bound)
-    aim, achieved = _FIRST_AIM * most, 0.0
+    aim, achieved, took = _FIRST_AIM * most, 0.0, 0.0
     found: Solution | None = None
     best: Prices | None = None
     for _ in range(_AIMS):
-        if deadline.is_over():
+        if deadline.is_over() or work.left < took:
             break
         smaller = rebuild(every, max(_MIN_FRACTION, aim))
         # Regions are solved one by one: what crosses between them is left out.
@@ -394,6 +394,7 @@ def _search_large(
         work.charge(own.spent)
         if fitted is None:
             break
+        took = max(took, own.spent)
         reached = float(_shares(model, fitted.solution).min())
         if reached > achieved:
             found, achieved, best = fitted.solution, reached, guide

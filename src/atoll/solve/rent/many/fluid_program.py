@@ -43,6 +43,7 @@ class FluidProgram(RentalProgram):
         super().__init__(model, rent=rent, seed=seed, work=work)
         self.groups = _group(model)
         largest = [max(some, key=lambda m: _demand(model.services[m])) for some in self.groups]
+        self._largest = largest
         self._items: list[ServiceItems] = [model.items[m] for m in largest]
         self._zones = [zones_of(model.services[m].pairs, model.regions) for m in largest]
         asked = [
@@ -63,6 +64,19 @@ class FluidProgram(RentalProgram):
         self._first_item = self.lp.columns
         self._columns: list[tuple[int, int]] = []
         self._known: list[set[int]] = [set() for _ in self.groups]
+
+    def widen(self, model: RentModel) -> None:
+        """Go on with a model that differs only by having more templates."""
+        old, self._items = self._items, [model.items[m] for m in self._largest]
+        self.model = model
+        found = [
+            _find_again(before, now, model.regions)
+            for before, now in zip(old, self._items, strict=True)
+        ]
+        self._columns = [(group, int(found[group][item])) for group, item in self._columns]
+        self._known = [set() for _ in self.groups]
+        for group, item in self._columns:
+            self._known[group].add(item)
 
     def _row_of(self, group: int, phase: Ints, zone: Ints) -> Ints:
         """Rows that items of these phases and zones carry."""
@@ -173,6 +187,16 @@ class FluidProgram(RentalProgram):
                 nothing = np.zeros(len(new))
                 self.lp.add_columns(nothing, nothing, np.full(len(new), np.inf), entries)
         return added
+
+
+def _find_again(before: ServiceItems, now: ServiceItems, regions: int) -> Ints:
+    """Return the number that each item has among those of more templates."""
+    old, new = before.cuts(regions), now.cuts(regions)
+    found = np.arange(len(before)) - len(before) + len(now)
+    for begin, end, first, last in zip(old[:-1], old[1:], new[:-1], new[1:], strict=True):
+        # Templates come in their order in each phase and region.
+        found[begin:end] = first + np.searchsorted(now.source[first:last], before.source[begin:end])
+    return found
 
 
 def _demand(service: ServiceDemand) -> float:
