@@ -34,7 +34,7 @@ from atoll.solve.place.place_service import FlowEffort, score_of
 from atoll.solve.place.place_to_plan import Placed, fit_links
 from atoll.solve.place.search.flow_search import WORK, search
 from atoll.solve.place.search.restarts import BestPlacements, SearchBudget, explore
-from atoll.solve.place.sites.pipeline_bound import bound_pipelines
+from atoll.solve.place.sites.pipeline_bound import PipelineBound, bound_pipelines
 from atoll.solve.place.sites.spread_flow import spread_within
 from atoll.solve.place.sites.stage_exchange import Filled
 from atoll.solve.place.sites.stage_fill import fill_best
@@ -58,6 +58,8 @@ _ANNEALED = 0.05
 """Share of the usual work of a search that goes into each group where the largest flow is asked for."""
 _EXPECTED = 0.98
 """Share of what stages carry that a flow spread over links must have to be taken as it is."""
+_LINKS = (1.0, 1.5, 2.0)
+"""Times the slowest link for which stages of the largest flow are made: most links are faster than it."""
 _APART = 0.98
 """Share of the bound of sites by themselves with which they are not tried so: whole machines cost as much."""
 _LEFTOVER = 0.04
@@ -259,9 +261,9 @@ class _ServiceGroups:
     ) -> Iterator[Placed]:
         """Yield pipelines until too few machines are left for another."""
         left, free = machines.copy(), [list(own) for own in hosts]
-        link = np.inf
+        # Before machines are merged: one of each type does not show all links.
+        link = self._slowest_link(place)
         if self.alike:
-            link = self._slowest_link(place)
             place, left, free = merge_alike(place, self.stock, left, free)
         least: float | None = None
         while True:
@@ -270,24 +272,46 @@ class _ServiceGroups:
             least = bound.value * _LEFTOVER if least is None else least
             if bound.value <= least:
                 return
-            if self.alike:
-                filled = fill_alike(place, left, bound.value, link)
-            else:
-                filled = fill_best(
-                    place,
-                    left,
-                    bound.cuts,
-                    tries=max(1, round(_TRIES * self.effort.work)),
-                    steps=_STEPS,
-                    enough=bound.value * _ENOUGH,
-                )
+            filled = self._fill(place, left, free, bound, link)
             self.effort.done.update(pipelines=1)
             if filled is None:
                 return
-            placed = self._set_up(filled, place, left, free)
+            placed = self._set_up(filled, place, free)
+            left = np.array([len(own) for own in free])
             if placed.flows.value <= 0.0:
                 return
             yield placed
+
+    def _fill(
+        self,
+        place: Place,
+        left: Ints,
+        free: Sequence[Sequence[str]],
+        bound: PipelineBound,
+        link: float,
+    ) -> Filled | None:
+        """Return the stages of whole machines that carry the most, the slowest link being this one."""
+        if not self.alike:
+            return fill_best(
+                place,
+                left,
+                bound.cuts,
+                tries=max(1, round(_TRIES * self.effort.work)),
+                steps=_STEPS,
+                enough=bound.value * _ENOUGH,
+            )
+        best, flow = None, 0.0
+        for times in _LINKS:
+            filled = fill_alike(place, left, bound.value, times * link)
+            # Not all of it may flow over the links, but no more than that.
+            if filled is None or filled.flow <= flow:
+                continue
+            instance, placement = self._arrange(filled, place, [list(own) for own in free])
+            flows = self._score(instance, placement)
+            value = self._fitted(instance, placement, flows).flows.value
+            if value > flow:
+                best, flow = filled, value
+        return best
 
     def _slowest_link(self, place: Place) -> float:
         """Return the slowest link between whole machines of a place, tokens/s."""
@@ -296,8 +320,20 @@ class _ServiceGroups:
         link = sample.link[np.ix_(rows, rows)]
         return float(link[link > 0.0].min(initial=np.inf))
 
-    def _set_up(self, filled: Filled, place: Place, left: Ints, free: list[list[str]]) -> Placed:
-        """Return a pipeline on machines, which are taken from those that are left."""
+    def _set_up(self, filled: Filled, place: Place, free: list[list[str]]) -> Placed:
+        """Return a pipeline on machines, which are taken from those that are free."""
+        instance, placement = self._arrange(filled, place, free)
+        return self._fitted(instance, *self._flow(instance, placement, filled.flow))
+
+    def _fitted(self, instance: FlowInstance, placement: Placement, flows: Flows) -> Placed:
+        """Return a placement with as much of its flow as slices of a machine have links for."""
+        placed = Placed(self.service, instance, placement, flows, promised=self.effort.promise)
+        return fit_links(self.problem, self.catalog, [placed])[0]
+
+    def _arrange(
+        self, filled: Filled, place: Place, free: list[list[str]]
+    ) -> tuple[FlowInstance, Placement]:
+        """Return stages on machines, which are taken from those that are free."""
         ranges: dict[Unit, tuple[int, int]] = {}
         spare: dict[int, list[Unit]] = {}
         starts = _list_starts(filled, place, self.stock)
@@ -311,8 +347,6 @@ class _ServiceGroups:
                         machine = cluster_of(self.problem).by_name[free[entry].pop(0)]
                         chunks.append(Unit(machine.name, machine.node_type, machine.region))
                     ranges[_cut_off(chunks, int(place.pieces[way]))] = (start, end)
-        for entry, own in enumerate(free):
-            left[entry] = len(own)
         instance = flow_instance(
             self.problem,
             self.catalog,
@@ -322,10 +356,7 @@ class _ServiceGroups:
             promised=self.effort.promise,
         )
         both = np.array([ranges[unit] for unit in instance.units], np.int64).reshape(-1, 2)
-        placement = Placement(both[:, 0].copy(), both[:, 1].copy())
-        placement, flows = self._flow(instance, placement, filled.flow)
-        placed = Placed(self.service, instance, placement, flows, promised=self.effort.promise)
-        return fit_links(self.problem, self.catalog, [placed])[0]
+        return instance, Placement(both[:, 0].copy(), both[:, 1].copy())
 
     def _flow(
         self, instance: FlowInstance, placement: Placement, expected: float

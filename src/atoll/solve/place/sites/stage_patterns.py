@@ -46,7 +46,7 @@ _NODES, _ITERATIONS = 200, 20_000
 
 
 @dataclass(frozen=True)
-class _Pattern:
+class _StagePattern:
     """A stage: its layers, and slices of it by way."""
 
     layers: int
@@ -76,7 +76,9 @@ def fill_alike(place: Place, machines: Ints, bound: float, link: float) -> Fille
     return best
 
 
-def _stages_at(place: Place, machines: Ints, slices: Floats, flow: float) -> list[_Pattern] | None:
+def _stages_at(
+    place: Place, machines: Ints, slices: Floats, flow: float
+) -> list[_StagePattern] | None:
     """Return stages that hold all layers and each carry a flow; None where none were found."""
     used = np.unique(place.entry[machines[place.entry] > 0])
     ways = np.flatnonzero(np.isin(place.entry, used))
@@ -91,7 +93,7 @@ def _stages_at(place: Place, machines: Ints, slices: Floats, flow: float) -> lis
         machines[used].astype(np.float64),
         Sparse.of(none, none, np.zeros(0), len(used)),
     )
-    known: dict[tuple[int, ...], _Pattern] = {}
+    known: dict[tuple[int, ...], _StagePattern] = {}
     held = 0.0
     for _ in range(_ROUNDS):
         fresh = {
@@ -131,11 +133,11 @@ def _stages_at(place: Place, machines: Ints, slices: Floats, flow: float) -> lis
     for pattern, times in zip(known.values(), np.rint(whole.values).tolist(), strict=True):
         number = np.zeros(len(place.entry), np.int64)
         number[ways] = pattern.number
-        stages += [_Pattern(pattern.layers, number)] * int(times)
+        stages += [_StagePattern(pattern.layers, number)] * int(times)
     return stages
 
 
-def _patterns_worth(rates: Floats, price: Floats, flow: float) -> Iterator[_Pattern]:
+def _patterns_worth(rates: Floats, price: Floats, flow: float) -> Iterator[_StagePattern]:
     """Yield for each number of layers slices that carry a flow for the least, if nearly worth it."""
     for layers in np.flatnonzero((rates > 0.0).any(axis=0)).tolist():
         weight = np.minimum(np.floor(rates[:, layers] * (_GRID / flow)), _GRID).astype(np.int32)
@@ -144,10 +146,10 @@ def _patterns_worth(rates: Floats, price: Floats, flow: float) -> Iterator[_Patt
             continue
         cost, picks = cheapest_cover(price[able], weight[able], _GRID + 1)
         if layers > _WORTH * cost:
-            yield _Pattern(layers, np.bincount(able[picks], minlength=len(rates)))
+            yield _StagePattern(layers, np.bincount(able[picks], minlength=len(rates)))
 
 
-def _filled(place: Place, stages: Sequence[_Pattern], slices: Floats) -> Filled:
+def _filled(place: Place, stages: Sequence[_StagePattern], slices: Floats) -> Filled:
     """Return stages with no layer too many, and what they carry."""
     number = np.array([stage.number for stage in stages])
     carried = number.astype(np.float64) @ slices
