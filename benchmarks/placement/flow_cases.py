@@ -101,14 +101,16 @@ _NODES_PER_SITE = 50
 _MAX_SITES = 8
 
 
-def site_fleet(n: int, seed: int = 0) -> str:
+def site_fleet(n: int, seed: int = 0, sites: int | None = None) -> str:
     """Return a fleet file: one model of 80 layers on n machines of mixed GPUs at several unlike sites.
+
+    Without a number of them, there are two to eight sites.
 
     Inside a site 10 Gbit/s; between two sites 1 to 4 Gbit/s and 5 to 40 ms, as between universities. Sites
     differ in size by up to four times, and each has a mix of its own.
     """
     random = stream(seed, "sites", str(n))
-    count = min(_MAX_SITES, max(2, n // _NODES_PER_SITE))
+    count = sites or min(_MAX_SITES, max(2, n // _NODES_PER_SITE))
     size = random.uniform(0.5, 2.0, count)
     site = np.sort(random.choice(count, n, p=size / size.sum()))
     shares = np.array([share for _, share in SITE_GPUS])

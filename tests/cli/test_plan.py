@@ -155,7 +155,7 @@ def test_a_problem_file_is_as_good_as_a_fleet_file(folder: Path, run: Run) -> No
 @pytest.mark.parametrize("solver", ["homogeneous", "cauchy", "memory-proportional"])
 def test_baselines_can_be_asked_for(run: Run, solver: str) -> None:
     out = run("plan", "fleet.yaml", "--capacity-only", "--solver", solver)
-    assert f"No bound is known ({solver})." in out
+    assert f"No bound is known (solver: {solver})." in out
 
 
 def test_the_first_line_of_a_baseline_says_that_promises_were_not_simulated(

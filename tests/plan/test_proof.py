@@ -53,7 +53,7 @@ def made(
     ("plan", "said"),
     [
         (made(), f"Bound by the capacity model: {CLAIM} $20.00/h (gap 0%)."),
-        (made(bound=None), "No bound is known (fast)."),
+        (made(bound=None), "No bound is known (solver: fast)."),
         (
             made(bound=16.05, capacity_bound=13.1, kept=0.97),
             (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from inspect import signature
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,12 +13,14 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Settings
 from atoll.plan.validate.check import validate
 from atoll.prove.rank import Simulated
+from atoll.sim import api
 from atoll.solve.effort import Measured
 from atoll.solve.place.place_service import FlowEffort
 from atoll.solve.place.place_solver import solve
 from atoll.solve.place.refine import DRAWS
 from atoll.workload.lengths import LengthMix
 from tests.plan.clusters import problem, service
+from tests.reference.helix_events import run as helix_run
 
 CATALOG = Catalog.default()
 
@@ -113,3 +118,22 @@ def test_latencies_are_those_of_a_calm_load() -> None:
     alone = Simulated(asked, CATALOG)(chain)
     assert alone.tokens_per_s == other.tokens_per_s
     assert 0.0 < alone.token_s < alone.prompt_s < 10.0
+
+
+def test_full_load_is_measured_as_long_as_helix_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, windows = api.simulate, []
+
+    def simulate(
+        plan: Plan, asked: Any, catalog: Any, requests: Any, options: Any, **kept: Any
+    ) -> Any:
+        windows.append((options.feed, options.from_s, options.until_s))
+        return own(plan, asked, catalog, requests, options, **kept)
+
+    asked = problem(settings=Settings(router="plain"))
+    made = solve("swarm", asked, CATALOG, FlowEffort(work=0.1))
+    monkeypatch.setattr(api, "simulate", simulate)
+    Simulated(asked, CATALOG)(made)
+    # Shorter, plans whose answers take minutes come in another order.
+    helix = signature(helix_run).parameters
+    assert windows[0] == ("watermark", helix["from_s"].default, helix["until_s"].default)
+    assert len(windows) == 2

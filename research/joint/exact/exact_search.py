@@ -27,7 +27,7 @@ from research.joint.exact.candidates import Candidates
 from research.joint.exact.integer_program import JointProgram
 from research.joint.exact.toll_routes import PASSES, Tolls, TollTable
 from research.joint.exact.tolls import raise_tolls
-from research.joint.exchange.exchange import exchange
+from research.joint.exchange.exchange import exchange, exchange_at_prices
 
 _ROOT, _OPENED, _CLOSED = (600, 1.0), (60, 1.0), (20, 0.5)
 """Passes and first step of the root, of a node with one more open, and of one with one more closed."""
@@ -35,6 +35,8 @@ _FREE = 2
 """Free candidates with which a node becomes an integer program."""
 _TRIED, _TRIED_NODES = 7, 50
 """Candidates among which an answer is looked for at nodes 1, 4, 16, ..., and nodes of each such look."""
+_PRICES = 100
+"""Searches with other prices for a better answer, once the root has not proven the first one."""
 _MAX_USE = 50.0
 """Loads above this count as this: a type cannot be served there in any case."""
 
@@ -176,6 +178,8 @@ class _ExactSearch:
                 # Of equals the newest first: an open candidate leads to an answer.
                 ticket -= 1
                 heapq.heappush(heap, (child[0], ticket, child[1]))
+            if self._nodes == 1 and heap and self._best.answer is not None:
+                self._best.take(exchange_at_prices(self._problem, self._best.answer, _PRICES))
         bound = min([self._closed, self._best.cost, *(entry[0] for entry in heap)])
         return self._result(bound, cut=bound < self._cut * (1.0 - 1e-9))
 

@@ -85,6 +85,21 @@ def exchange(
     return best
 
 
+def exchange_at_prices(problem: JointProblem, best: JointAnswer, draws: int) -> JointAnswer:
+    """Return the cheapest of an answer and those that searches with dearer GPUs, drawn, end at.
+
+    Where all demand is served one search often ends where no exchange helps, at other GPUs than are best.
+    """
+    least, draw = cost_of(problem, best).total, stream(0, "choice", "exchange", "prices")
+    for _ in range(draws):
+        prices = problem.gpu_usd * draw.uniform(1.0, 1.25, len(problem.gpu_usd))
+        other = _search(replace(problem, gpu_usd=prices), 0, EFFORT)
+        usd = cost_of(problem, other).total
+        if usd < least and not violations(problem, other):
+            best, least = other, usd
+    return best
+
+
 def _search(problem: JointProblem, seed: int, effort: int) -> JointAnswer:
     tables = tables_of(problem)
     types = tables.delay.shape[0]

@@ -142,7 +142,7 @@ def _say_bounds(plan: Plan, gap: str | None) -> str:
         return f"{NO_BOUND} of plans as sure as this{less}."
     if known is not None:
         return f"{NO_BOUND} {SIMULATED}; {CAPACITY}: {_claim(plan, known)}."
-    return f"{NO_BOUND} ({plan.solver})."
+    return f"{NO_BOUND} (solver: {plan.solver})."
 
 
 def _figures(plan: Plan, gap: str | None) -> tuple[tuple[str, str], ...]:

@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from atoll.solve.joint.greedy.agh import agh
 from atoll.solve.joint.joint_check import violations
 from atoll.solve.joint.joint_problem import JointProblem, cost_of
-from research.joint.exchange.exchange import exchange
+from research.joint.exchange.exchange import exchange, exchange_at_prices
 from research.joint.paper_instances import paper_instance
 from tests.solve.joint.small_problems import paper_optimum, random_problem
 
@@ -181,3 +181,13 @@ def test_storage_for_nothing_still_keeps_the_budget() -> None:
 def test_no_budget_serves_nothing() -> None:
     problem = replace(paper_instance(4, 4, 5), budget=1e-3)
     assert check(problem) == pytest.approx(problem.unmet_usd.sum())
+
+
+def test_other_prices_lead_to_a_cheaper_answer() -> None:
+    problem = paper_instance(20, 20, 20, 0)
+    first = exchange(problem)
+    better = exchange_at_prices(problem, first, 30)
+    assert violations(problem, better) == []
+    # 180.20 and 176.61 USD: no exchange leads from the one to the other.
+    assert cost_of(problem, better).total < 0.985 * cost_of(problem, first).total
+    assert exchange_at_prices(problem, better, 0) is better

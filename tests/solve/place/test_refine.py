@@ -181,3 +181,35 @@ def test_what_is_found_generates_no_less_than_what_is_known() -> None:
     )
     assert found.placement.end[0] == 9
     assert found.value.tokens_per_s == 10.0
+
+
+def test_no_try_is_spent_on_the_same_plan_once_more() -> None:
+    def idle_last(own: FlowInstance, placement: Placement) -> Flows:
+        entering = np.array([0.5, 0.25, 0.25, 0.0])
+        return Flows(1.0, np.zeros((own.size, own.size)), entering, np.zeros(own.size))
+
+    def idle_changes_first(start: np.ndarray, end: np.ndarray) -> float:
+        # By its analytic value nothing beats a change to the last node, which has no flow.
+        return 1.0 if (start[:3].tolist(), end[:3].tolist()) == ([0, 10, 0], [10, 40, 20]) else 0.95
+
+    own = instance(4, 40, most=30)
+    first = Placement(np.array([0, 10, 0, 20]), np.array([10, 40, 20, 40]))
+    measured: list[tuple[list[int], list[int]]] = []
+
+    def measure(placement: Placement, carried: Flows, draw: int) -> Measured:
+        measured.append((placement.start[:3].tolist(), placement.end[:3].tolist()))
+        return Measured(1.0, 1.0, 1.0)
+
+    found = refine(
+        own,
+        [first],
+        (idle_last,),
+        measure,
+        quick=idle_changes_first,
+        deadline=Deadline(LONG),
+        random=np.random.default_rng(3),
+        max_runs=MEASURED,
+    )
+    assert found.runs == len(measured) == MEASURED
+    others = [repr(ranges) for ranges in measured[DRAWS:]]
+    assert len(set(others)) == len(others)

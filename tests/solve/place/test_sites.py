@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -16,16 +17,28 @@ from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import check, goal_value
 from atoll.solve.array_types import Ints
+from atoll.solve.deadline import Deadline
 from atoll.solve.place.flow_instance import FlowInstance, Placement, Unit, part_of
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.latency import flow_within
 from atoll.solve.place.place_service import FlowEffort
 from atoll.solve.place.place_solver import solve
+from atoll.solve.place.place_to_plan import plan_of
 from atoll.solve.place.sites.pipeline_bound import bound_pipelines
-from atoll.solve.place.sites.site_placement import LARGE, _cut_off, deal, is_large
+from atoll.solve.place.sites.site_placement import (
+    LARGE,
+    _cut_off,
+    _ServiceGroups,
+    deal,
+    is_large,
+    join_small,
+    merge_alike,
+    place_sites,
+)
 from atoll.solve.place.sites.spread_flow import spread_within
 from atoll.solve.place.sites.stage_fill import fill_best
-from atoll.solve.place.sites.stage_rates import cap_rates, place_of
+from atoll.solve.place.sites.stage_patterns import fill_alike
+from atoll.solve.place.sites.stage_rates import Place, StageTable, cap_rates, place_of
 from atoll.solve.place.sites.stock import Stock, StockEntry, list_entries, list_sites, take_stock
 from benchmarks.placement.flow_cases import small_cluster
 from benchmarks.planning.scale_placement import fleet
@@ -127,6 +140,97 @@ def test_filled_stages_carry_what_is_said_with_the_machines_that_are_there(seed:
     ]
     assert filled.flow == pytest.approx(min(carried))
     assert 0.0 < filled.flow <= bound.value * (1 + 1e-6)
+
+
+@settings(max_examples=6)
+@given(st.integers(0, 2**20))
+def test_stages_of_the_largest_flow_have_no_more_machines_than_there_are(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    stock = stock_from(12, promised=False)
+    site = list_sites(stock)[0]
+    place = place_of(stock, site, FLOW)
+    machines = np.zeros(len(stock.entries), np.int64)
+    machines[site] = random.integers(0, 12, len(site))
+    bound = bound_pipelines([place], machines).value
+    link = float(random.uniform(1e2, 1e5))
+    filled = fill_alike(place, machines, bound, link)
+    if filled is None:
+        return
+    assert sum(filled.cut) == stock.sample.layers
+    used = np.zeros(len(machines))
+    np.add.at(used, place.entry, filled.number.sum(axis=0) / place.pieces)
+    assert (used <= machines).all()
+    each = place.tables[0].middle[:, list(filled.cut)].T / place.pieces
+    carried = (filled.number * each).sum(axis=1)
+    assert filled.flow == pytest.approx(carried.min())
+    assert 0.0 < filled.flow <= bound * (1 + 1e-6)
+
+
+def alike(machines: int, layers: int = 4) -> tuple[Place, Ints]:
+    """Machines that do 12 layers a second each, whole or in halves."""
+    held = np.arange(1, layers + 1)
+    rate = np.concatenate([[0.0], 12.0 / held])[None, :].repeat(2, axis=0)
+    table = StageTable(1, rate, rate, rate)
+    entry = np.zeros(2, np.int64)
+    return Place(np.arange(2), entry, np.array([1, 2]), (table,)), np.array([machines])
+
+
+def test_stages_of_the_largest_flow_are_the_best_ones() -> None:
+    # Six machines do 72 layers a second: 18 tokens/s of four layers, which whole stages reach.
+    place, machines = alike(6)
+    filled = fill_alike(place, machines, 18.0, np.inf)
+    assert filled is not None
+    assert filled.flow == pytest.approx(18.0, rel=0.005)
+
+
+def test_no_machine_of_a_stage_carries_more_than_links_take() -> None:
+    place, machines = alike(6)
+    filled = fill_alike(place, machines, 18.0, 2.0)
+    assert filled is not None
+    # A machine of a flow of F carries sqrt(2 F) at most: one of 18 is 6, though with a layer it could do 12.
+    share = filled.number @ (1.0 / place.pieces)
+    assert (share >= filled.flow / np.sqrt(2.0 * 18.0)).all()
+    assert fill_alike(place, machines, 18.0, 1e-9) is None
+
+
+def test_small_sites_join_until_they_are_many_machines() -> None:
+    stock = stock_from(200, promised=False)
+    sites = list_sites(stock)
+    (pool,) = join_small(stock, sites)
+    assert sorted(np.concatenate(pool).tolist()) == list(range(len(stock.entries)))
+    large = stock_from(1000, promised=False)
+    assert all(len(pool) == 1 for pool in join_small(large, list_sites(large)))
+
+
+def test_machines_of_a_type_are_one_entry_wherever_they_are() -> None:
+    stock = stock_from(12, promised=False)
+    place = place_of(stock, np.arange(len(stock.entries)), FLOW)
+    hosts = [list(entry.hosts) for entry in stock.entries]
+    merged, machines, names = merge_alike(place, stock, stock.machines, hosts)
+    kinds = [stock.entries[entry].node_type for entry in merged.entry]
+    assert len(set(kinds)) == len(kinds) == len({entry.node_type for entry in stock.entries})
+    assert sorted(chain(*names)) == sorted(chain(*hosts))
+    assert [len(own) for own in names] == machines.tolist()
+    assert merged.tables[0].middle.shape[0] == len(kinds)
+
+
+def test_the_largest_flow_of_small_sites_is_no_less_than_of_each_by_itself() -> None:
+    problem = problem_of(12)
+    catalog, (service,) = problem.catalog(), problem.services
+    found = place_sites(problem, catalog, service, FLOW, Deadline(np.inf))
+    stock = stock_from(12, promised=False)
+    placer = _ServiceGroups(problem, catalog, service, stock, FLOW)
+    alone = [p for site in list_sites(stock) for p in placer.place_all(site, Deadline(np.inf))]
+    assert found is not None
+    value = sum(placed.flows.value for placed in found.placed)
+    assert (
+        sum(placed.flows.value for placed in alone)
+        <= value * (1 + 1e-9)
+        <= found.bound * (1 + 2e-9)
+    )
+    plan = plan_of(problem, catalog, found.placed, goal="max-flow", bound=found.bound, solver="")
+    check(plan, problem, catalog)
+    assert goal_value(plan, problem) == pytest.approx(value)
 
 
 def test_rates_above_the_whole_flow_are_cut_to_it() -> None:

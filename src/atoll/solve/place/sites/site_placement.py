@@ -4,7 +4,9 @@
    hold the model joins the one it has the widest links to.
 2. A bound holds for all pipelines within the sites and between them (`pipeline_bound`).
 3. A site is dealt into groups of about `_GROUP` machines with equal numbers of every kind. Whole machines
-   fill the stages of a pipeline in each of them (`stage_fill`), what is left forms another.
+   fill the stages of a pipeline in each of them (`stage_fill`), what is left forms another. For the largest
+   flow (`stage_patterns`) small sites are placed together, too, and that is kept where more flows: the more
+   machines there are, the less is lost because they are whole.
 4. Each group is placed on its own machines, and its flow found as on a small cluster, links and all. Groups
    with equal numbers and links are placed once.
 
@@ -13,6 +15,7 @@ Groups share no link, so their flows add up.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,17 +33,21 @@ from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.place_service import FlowEffort, score_of
 from atoll.solve.place.place_to_plan import Placed, fit_links
 from atoll.solve.place.search.flow_search import WORK, search
-from atoll.solve.place.sites.pipeline_bound import bound_pipelines
+from atoll.solve.place.search.restarts import BestPlacements, SearchBudget, explore
+from atoll.solve.place.sites.pipeline_bound import PipelineBound, bound_pipelines
 from atoll.solve.place.sites.spread_flow import spread_within
 from atoll.solve.place.sites.stage_exchange import Filled
 from atoll.solve.place.sites.stage_fill import fill_best
-from atoll.solve.place.sites.stage_rates import Place, place_of
-from atoll.solve.place.sites.stock import Stock, list_sites, pick_rows, take_stock
+from atoll.solve.place.sites.stage_patterns import fill_alike
+from atoll.solve.place.sites.stage_rates import Place, pick_ways, place_of
+from atoll.solve.place.sites.stock import Stock, list_sites, mean_link, pick_rows, take_stock
 
 LARGE = 100
 """Machines above which a cluster is placed site by site."""
 _GROUP = 100
 """Machines of a group: many enough to share a pipeline's stages evenly, few enough for one instance."""
+_ALIKE = 200
+"""The same for the largest flow: an integer program fills them, which takes no longer for more."""
 _TRIES = 12
 """Cuts from which pipelines of a group are sought, for each group that differs from all others."""
 _STEPS = 150
@@ -51,6 +58,10 @@ _ANNEALED = 0.05
 """Share of the usual work of a search that goes into each group where the largest flow is asked for."""
 _EXPECTED = 0.98
 """Share of what stages carry that a flow spread over links must have to be taken as it is."""
+_LINKS = (1.0, 1.5, 2.0)
+"""Times the slowest link for which stages of the largest flow are made: most links are faster than it."""
+_APART = 0.98
+"""Share of the bound of sites by themselves with which they are not tried so: whole machines cost as much."""
 _LEFTOVER = 0.04
 """Share of a group's worth in machines that are left from which on they are placed as well."""
 
@@ -89,23 +100,30 @@ def place_sites(
     bound = _bound(stock, places, sites, effort)
     placer = _ServiceGroups(problem, catalog, service, stock, effort)
     found: list[Placed] = []
-    free = [list(entry.hosts) for entry in stock.entries]
-    value = 0.0
-    for site, place in zip(sites, places, strict=True):
-        for group in deal(stock, site):
-            # What is left undone is not placed at all, so the deadline is asked first.
-            if found and deadline.is_over():
-                break
-            hosts = [
-                [free[entry].pop(0) for _ in range(number)]
-                for entry, number in enumerate(group.machines.tolist())
-            ]
-            for placed in placer.place(group, place, hosts):
-                found.append(placed)
-                value += placed.flows.value
-            if effort.log is not None:
-                effort.log(deadline.spent, value, bound)
+    for pool in join_small(stock, sites) if placer.alike else [[site] for site in sites]:
+        # What is left undone is not placed at all, so the deadline is asked first.
+        if found and deadline.is_over():
+            break
+        found += _place_pool(placer, pool, deadline)
+        if effort.log is not None:
+            effort.log(deadline.spent, _value(found), bound)
     return SitesPlaced(tuple(found), bound, find_missing_layers(stock))
+
+
+def _place_pool(placer: _ServiceGroups, pool: Sequence[Ints], deadline: Deadline) -> list[Placed]:
+    """Return the placement of some sites together, or of each by itself where more flows so."""
+    together = placer.place_all(np.sort(np.concatenate(pool)), deadline)
+    if len(pool) == 1 or deadline.is_over():
+        return together
+    apart = sum(bound_pipelines([place], own).value for place, own in map(placer.prepare, pool))
+    if _value(together) >= _APART * apart:
+        return together
+    alone = [placed for site in pool for placed in placer.place_all(site, deadline)]
+    return max(together, alone, key=_value)
+
+
+def _value(placed: Sequence[Placed]) -> float:
+    return sum(own.flows.value for own in placed)
 
 
 def find_missing_layers(stock: Stock) -> Missing:
@@ -126,11 +144,28 @@ def _bound(
     return bound_pipelines([*places, *together], stock.machines).value
 
 
-def deal(stock: Stock, site: Ints) -> Iterator[Group]:
+def join_small(stock: Stock, sites: Sequence[Ints]) -> list[list[Ints]]:
+    """Return sites with those that are small, each with the nearest ones until they are a group together."""
+    pools = [[site] for site in sites]
+    while len(pools) > 1:
+        sizes = [sum(int(stock.machines[site].sum()) for site in pool) for pool in pools]
+        short = int(np.argmin(sizes))
+        # Large ones stay by themselves: they have machines enough, and faster links.
+        small = [at for at, size in enumerate(sizes) if size < _ALIKE and at != short]
+        if sizes[short] >= _ALIKE or not small:
+            break
+        own = pools.pop(short)
+        others = [at - (at > short) for at in small]
+        near = [mean_link(stock, np.concatenate(own), np.concatenate(pools[at])) for at in others]
+        pools[others[int(np.argmax(near))]] += own
+    return pools
+
+
+def deal(stock: Stock, site: Ints, size: int = _GROUP) -> Iterator[Group]:
     """Yield the groups of a site: all with equal numbers of every entry, the last one with what is left."""
     machines = np.zeros(len(stock.entries), np.int64)
     machines[site] = stock.machines[site]
-    count = max(1, round(int(machines.sum()) / _GROUP))
+    count = max(1, round(int(machines.sum()) / size))
     each = machines // count
     # Small groups must still hold the model.
     while count > 1 and int((each * stock.max_layers).sum()) < 2 * stock.sample.layers:
@@ -154,6 +189,32 @@ class _ServiceGroups:
     def __post_init__(self) -> None:
         self._score = score_of(self.effort)
         self._known: dict[tuple[object, ...], tuple[dict[str, int], list[Placed]]] = {}
+
+    @property
+    def alike(self) -> bool:
+        """Whether machines carry the same in all stages: for the largest flow."""
+        return self.effort.goal == "max-flow" and not self.effort.promise
+
+    def prepare(self, site: Ints) -> tuple[Place, Ints]:
+        """Return the place that a site makes, and its machines by entry."""
+        machines = np.zeros(len(self.stock.entries), np.int64)
+        machines[site] = self.stock.machines[site]
+        return place_of(self.stock, site, self.effort), machines
+
+    def place_all(self, site: Ints, deadline: Deadline) -> list[Placed]:
+        """Return the pipelines of a site, group by group; at least of one, however late it is."""
+        place, _ = self.prepare(site)
+        free = [list(entry.hosts) for entry in self.stock.entries]
+        found: list[Placed] = []
+        for group in deal(self.stock, site, _ALIKE if self.alike else _GROUP):
+            if found and deadline.is_over():
+                break
+            hosts = [
+                [free[entry].pop(0) for _ in range(number)]
+                for entry, number in enumerate(group.machines.tolist())
+            ]
+            found += self.place(group, place, hosts)
+        return found
 
     def place(self, group: Group, place: Place, hosts: Sequence[Sequence[str]]) -> list[Placed]:
         """Return the pipelines of a group on machines by entry."""
@@ -200,6 +261,10 @@ class _ServiceGroups:
     ) -> Iterator[Placed]:
         """Yield pipelines until too few machines are left for another."""
         left, free = machines.copy(), [list(own) for own in hosts]
+        # Before machines are merged: one of each type does not show all links.
+        link = self._slowest_link(place)
+        if self.alike:
+            place, left, free = merge_alike(place, self.stock, left, free)
         least: float | None = None
         while True:
             bound = bound_pipelines([place], left)
@@ -207,7 +272,27 @@ class _ServiceGroups:
             least = bound.value * _LEFTOVER if least is None else least
             if bound.value <= least:
                 return
-            filled = fill_best(
+            filled = self._fill(place, left, free, bound, link)
+            self.effort.done.update(pipelines=1)
+            if filled is None:
+                return
+            placed = self._set_up(filled, place, free)
+            left = np.array([len(own) for own in free])
+            if placed.flows.value <= 0.0:
+                return
+            yield placed
+
+    def _fill(
+        self,
+        place: Place,
+        left: Ints,
+        free: Sequence[Sequence[str]],
+        bound: PipelineBound,
+        link: float,
+    ) -> Filled | None:
+        """Return the stages of whole machines that carry the most, the slowest link being this one."""
+        if not self.alike:
+            return fill_best(
                 place,
                 left,
                 bound.cuts,
@@ -215,16 +300,40 @@ class _ServiceGroups:
                 steps=_STEPS,
                 enough=bound.value * _ENOUGH,
             )
-            self.effort.done.update(pipelines=1)
-            if filled is None:
-                return
-            placed = self._set_up(filled, place, left, free)
-            if placed.flows.value <= 0.0:
-                return
-            yield placed
+        best, flow = None, 0.0
+        for times in _LINKS:
+            filled = fill_alike(place, left, bound.value, times * link)
+            # Not all of it may flow over the links, but no more than that.
+            if filled is None or filled.flow <= flow:
+                continue
+            instance, placement = self._arrange(filled, place, [list(own) for own in free])
+            flows = self._score(instance, placement)
+            value = self._fitted(instance, placement, flows).flows.value
+            if value > flow:
+                best, flow = filled, value
+        return best
 
-    def _set_up(self, filled: Filled, place: Place, left: Ints, free: list[list[str]]) -> Placed:
-        """Return a pipeline on machines, which are taken from those that are left."""
+    def _slowest_link(self, place: Place) -> float:
+        """Return the slowest link between whole machines of a place, tokens/s."""
+        sample, rows = self.stock.sample, pick_rows(self.stock, np.unique(place.entry))
+        rows = rows[[sample.units[row].gpu_ids is None for row in rows.tolist()]]
+        link = sample.link[np.ix_(rows, rows)]
+        return float(link[link > 0.0].min(initial=np.inf))
+
+    def _set_up(self, filled: Filled, place: Place, free: list[list[str]]) -> Placed:
+        """Return a pipeline on machines, which are taken from those that are free."""
+        instance, placement = self._arrange(filled, place, free)
+        return self._fitted(instance, *self._flow(instance, placement, filled.flow))
+
+    def _fitted(self, instance: FlowInstance, placement: Placement, flows: Flows) -> Placed:
+        """Return a placement with as much of its flow as slices of a machine have links for."""
+        placed = Placed(self.service, instance, placement, flows, promised=self.effort.promise)
+        return fit_links(self.problem, self.catalog, [placed])[0]
+
+    def _arrange(
+        self, filled: Filled, place: Place, free: list[list[str]]
+    ) -> tuple[FlowInstance, Placement]:
+        """Return stages on machines, which are taken from those that are free."""
         ranges: dict[Unit, tuple[int, int]] = {}
         spare: dict[int, list[Unit]] = {}
         starts = _list_starts(filled, place, self.stock)
@@ -238,8 +347,6 @@ class _ServiceGroups:
                         machine = cluster_of(self.problem).by_name[free[entry].pop(0)]
                         chunks.append(Unit(machine.name, machine.node_type, machine.region))
                     ranges[_cut_off(chunks, int(place.pieces[way]))] = (start, end)
-        for entry, own in enumerate(free):
-            left[entry] = len(own)
         instance = flow_instance(
             self.problem,
             self.catalog,
@@ -249,10 +356,7 @@ class _ServiceGroups:
             promised=self.effort.promise,
         )
         both = np.array([ranges[unit] for unit in instance.units], np.int64).reshape(-1, 2)
-        placement = Placement(both[:, 0].copy(), both[:, 1].copy())
-        placement, flows = self._flow(instance, placement, filled.flow)
-        placed = Placed(self.service, instance, placement, flows, promised=self.effort.promise)
-        return fit_links(self.problem, self.catalog, [placed])[0]
+        return instance, Placement(both[:, 0].copy(), both[:, 1].copy())
 
     def _flow(
         self, instance: FlowInstance, placement: Placement, expected: float
@@ -273,16 +377,38 @@ class _ServiceGroups:
         return placement, self._score(instance, placement)
 
     def _anneal(self, instance: FlowInstance, placement: Placement) -> Placement:
-        """Return a placement by the search for small clusters, from one in stages."""
-        best = search(
-            instance,
-            work=max(1, round(WORK * _ANNEALED * self.effort.work)),
-            seed=self.problem.settings.seed,
-            start=[placement],
-            bound=coverage_bound(instance),
-        )
+        """Return a placement by annealing for the largest flow, from one in stages.
+
+        Few machines are placed in other ways, too: stages of whole machines leave more of them over.
+        """
+        bound, seed = coverage_bound(instance), self.problem.settings.seed
+        work = max(1, round(WORK * _ANNEALED * self.effort.work * min(1.0, instance.size / LARGE)))
+        if instance.size <= LARGE:
+            best = search(instance, work=work, seed=seed, start=[placement], bound=bound)
+        else:
+            # Floats round: a flow this close to the bound counts as the bound.
+            goal, now = bound * (1.0 - 1e-8), time.perf_counter()
+            pool = BestPlacements(instance, 1, goal, bound, now, None)
+            explore(pool, [placement], SearchBudget(work), seed=seed)
+            best = pool.ranked(bound, 0.0)[0]
         self.effort.done.update(evaluations=best.evaluations)
         return best.placement
+
+
+def merge_alike(
+    place: Place, stock: Stock, machines: Ints, hosts: Sequence[Sequence[str]]
+) -> tuple[Place, Ints, list[list[str]]]:
+    """Return a place whose machines of a type are one entry, with its machines and hosts by entry.
+
+    Hosts are in order of their regions, so that stages that follow each other are near where they can be.
+    """
+    first: dict[str, int] = {}
+    number, names = np.zeros_like(machines), [list[str]() for _ in hosts]
+    for entry in np.unique(place.entry).tolist():
+        one = first.setdefault(stock.entries[entry].node_type, entry)
+        number[one] += machines[entry]
+        names[one] += hosts[entry]
+    return pick_ways(place, np.isin(place.entry, list(first.values()))), number, names
 
 
 def _list_starts(filled: Filled, place: Place, stock: Stock) -> list[tuple[int, int]]:

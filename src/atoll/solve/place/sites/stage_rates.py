@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.perf.step import Position
 from atoll.plan.cluster_capacities import Wires, message_seconds
@@ -82,6 +83,14 @@ def place_of(stock: Stock, entries: Ints, effort: FlowEffort) -> Place:
         tables = _flow_tables(stock.sample, rows)
     place = Place(ways, stock.entry[ways], pieces, tuple(tables))
     return _change(place, lambda rate: rate * pieces[:, None]) if (pieces > 1).any() else place
+
+
+def pick_ways(place: Place, kept: NDArray[np.bool_]) -> Place:
+    """Return a place with some of its ways only."""
+    picked = _change(place, lambda rate: rate[kept])
+    return replace(
+        picked, ways=place.ways[kept], entry=place.entry[kept], pieces=place.pieces[kept]
+    )
 
 
 def cap_rates(place: Place, flow: float) -> Place:

@@ -141,13 +141,13 @@ def list_sites(stock: Stock) -> list[Ints]:
         if held[short] >= stock.sample.layers:
             break
         own = sites.pop(short)
-        near = [_mean_link(stock, own, site) for site in sites]
+        near = [mean_link(stock, own, site) for site in sites]
         best = int(np.argmax(near))
         sites[best] = np.sort(np.concatenate([sites[best], own]))
     return sites
 
 
-def _mean_link(stock: Stock, site: Ints, other: Ints) -> float:
+def mean_link(stock: Stock, site: Ints, other: Ints) -> float:
     """Return the mean link from one site to another, tokens/s.
 
     The mean and not the widest: a single wide link does not make two sites one.
