@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from atoll.core.ids import Phase
 from atoll.plan.problem import Lengths, Problem, Service
 from atoll.plan.service_sharing import merge_services
-from atoll.prove.load_curves import STEPS, LoadCurve, LoadJob, measure_loads, units_per_request
+from atoll.prove.load_curves import (
+    STEPS,
+    LoadCurve,
+    LoadJob,
+    find_loads,
+    measure_loads,
+    units_per_request,
+)
 from atoll.solve.assembly import keep
 from atoll.workload.lengths import LengthMix
 from tests.sim.builders import CATALOG, placed, problem, service
@@ -67,6 +74,18 @@ def test_all_promises_are_kept_at_little_load_and_fewer_at_more(phases: str, pha
     assert kept[0] == 1.0
     assert kept[0] >= kept[1] >= kept[2]
     assert kept == measure_loads(mine, CATALOG, [LoadJob(instance, s) for s in (2, 10, 16)])
+
+
+def test_what_carries_nothing_is_not_simulated() -> None:
+    mine = own("apart", 2000.0, 100.0)
+    instance = keep(mine, CATALOG, placed(mine, "x", Phase.BOTH, (0, 32, ("A100-80:1",))))
+    nothing = instance.model_copy(update={"throughput_per_s": 0.0})
+    key = (instance.role, instance.node_counts)
+    curves = {key: LoadCurve()}
+
+    # No request would ever come: the time to the next one is infinite.
+    assert find_loads(mine, CATALOG, {key: nothing}, curves, lambda _: 0.9) == 0
+    assert curves[key].load(0.9) == 0.0
 
 
 def test_few_long_prompts_among_short_ones_are_judged_by_themselves() -> None:

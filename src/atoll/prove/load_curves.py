@@ -205,6 +205,10 @@ def find_loads(
     promise, and `at_best` is that of `measure_loads`. What is found goes into `curves`.
     """
     simulations = 0
+    for key, instance in instances.items():
+        # What carries nothing by the model keeps no promise at any load, and no request ever came.
+        if instance.throughput_per_s <= 0.0:
+            curves[key].kept[1] = 0.0
     while True:
         # In order, so that equal templates are simulated on equal arrivals.
         jobs = [
