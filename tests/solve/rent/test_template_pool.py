@@ -128,9 +128,8 @@ def test_a_dive_comes_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain.bound <= answer.objective <= 1.1 * plain.objective
 
 
-# The dive alone serves half of the most for the first, and three quarters for the second.
 @pytest.mark.parametrize(("seed", "part"), [(1, 0.9999), (2, 0.8)])
-def test_regions_in_turn_come_near_the_most_that_can_be_served(
+def test_a_search_comes_near_the_most_that_can_be_served(
     seed: int, part: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = twice_as_much(many_templates(seed, available=5))
@@ -147,13 +146,12 @@ def test_regions_in_turn_come_near_the_most_that_can_be_served(
     assert answer.bound <= least + 1e-5
 
 
-def test_regions_serve_what_they_do_at_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_search_finds_is_served_at_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     case = twice_as_much(many_templates(6, available=5))
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
     monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
     answer = solve(case)
     least = optimum(case, "cost", (answer.served * (1.0 - 1e-8)).tolist())
-    # 4 % more before regions are solved for the rent.
     assert answer.usd_per_hour == pytest.approx(least, rel=1e-3)
 
 
@@ -177,9 +175,6 @@ def test_a_program_goes_on_with_more_templates(seed: int) -> None:
     anew.converge(Deadline(np.inf))
     found, other = program.relax(np.inf), anew.relax(np.inf)
     assert found.objective == pytest.approx(other.objective, rel=2e-3)
-    assert program.carried(found).sum(axis=1) == pytest.approx(
-        anew.carried(other).sum(axis=1), rel=1e-6
-    )
 
 
 @pytest.mark.parametrize("seed", range(4))

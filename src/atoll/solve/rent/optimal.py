@@ -31,7 +31,7 @@ from atoll.solve.templates.library import Libraries
 SOLVER = "optimal"
 DEADLINE_S = 300.0
 GAP = 1e-3
-_FINISH_S = 3e-4
+_FINISH_S = 5e-4
 """Seconds for making an allocation a plan that is checked, for each service and region."""
 
 _PHASES = {

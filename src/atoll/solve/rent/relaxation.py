@@ -7,7 +7,9 @@ costs at least
 
 where S_m(y) is the least cost of serving m when rows cost y (`service_oracle`), and O_k <= 0 is what renting
 the machines of offer k, cut as is best, may gain at these prices. Wherever y comes from, L(y) is a lower
-bound over all templates and regions. An item of slack s in any allocation makes it cost L(y) + s at least:
+bound over all templates and regions. Where the goal is a common share and machines cost nothing, a share is
+impossible, too, if serving it costs more than 0 here: S_m is a step function, of which the best prices for a
+share know only the hull. An item of slack s in any allocation makes it cost L(y) + s at least:
 items whose slack reaches beyond the incumbent need not be looked at.
 """
 
@@ -24,6 +26,9 @@ from atoll.solve.rent.items import RentModel
 from atoll.solve.rent.service_oracle import Legs, ServiceOracle
 
 Goal = Literal["cost", "common", "weighted"]
+
+_ROUNDING = 1e-9
+"""Share of what all there is is worth by which sums may differ."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,10 @@ def evaluate(
     elif goal == "common":
         grid = oracles[0].grid
         left = 1.0 - np.arange(grid + 1) / grid
-        value += float((left + sum((leg.total.dense(grid) for leg in legs), 0.0)).min())
+        taken = sum((leg.total.dense(grid) for leg in legs), np.zeros(grid + 1))
+        # A level that takes more than all there is worth at these prices cannot be served.
+        possible = np.flatnonzero(value + taken <= _ROUNDING * max(1.0, -value))
+        value = max(value + float((left + taken).min()), float(left[possible[-1]]))
     else:
         for weight, leg in zip(weights, legs, strict=True):
             value += float((weight * (1.0 - leg.total.level / leg.grid) + leg.total.value).min())

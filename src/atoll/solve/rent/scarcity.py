@@ -11,7 +11,7 @@ unserved to be minimised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -25,7 +25,7 @@ from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
 from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.many.fluid_program import FluidProgram
-from atoll.solve.rent.many.region_dive import RegionDive
+from atoll.solve.rent.many.share_search import find_share, lower_rent
 from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
 from atoll.solve.rent.rent_search import (
@@ -54,16 +54,12 @@ _AIM = 0.97
 """Share of what may be possible at which items are priced: at all of it few things are left to choose."""
 _SMALLEST, _FEW_SMALL = 40, 3
 """Items of each phase and region among which services look for a place, and where services are very many."""
-_FILLED = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Shares of their demand that they try to reach then, one after the other."""
-_FIRST_AIM = 0.82
-"""Share of what may be possible that is tried first where services are very many."""
-_AIMS = 4
-"""Shares that are tried there at most, one after the other, while there is work for one more."""
-_HIGHER = 1.05
-"""The next one where all of it was reached."""
-_AIM_WORK = 0.9
-"""Share of the work left that may go into pricing one of them."""
+_FIRST, _FIRST_FILLED = 0.6, 0.02
+"""Share that very many services have to reach first: of what may be possible, or of their demand."""
+_SEARCH_WORK = 0.7
+"""Share of the work left that may go into the search for the share of very many services."""
+_SAME = 1e-9
+"""Share of what is served that rounding may take."""
 _STAND_ROUNDS = 2
 """Rounds of the heuristic that looks for a place for each of very many services."""
 _RAISE_WORK = 0.6
@@ -118,12 +114,14 @@ def serve_most(
     # Each step of the search takes seconds there: what is left has to do for something simpler.
     sooner = before_filling(model, deadline)
     found = _serve_nobody(model)
-    if not sooner.is_over() and (not priority or has_time_to_rate(model, sooner)):
+    # Without prices a relaxation comes first.
+    priced = prices is not None and not priority
+    if not sooner.is_over() and (priced or has_time_to_rate(model, sooner)):
         found = _serve_most(model, rebuild, sooner, work, priority, seed, start, prices)
     deadline.missed = deadline.missed or sooner.missed
-    if not sooner.missed and found.solution is not None:
+    if found.solution is not None and (found.fraction.all() or not sooner.missed):
         return found
-    filled = _fill_up(model, end)
+    filled = _fill_up(model, work, end, seed)
     # Whom the search left out nothing was found for.
     return found if _merit(found) >= _merit(filled) else filled
 
@@ -133,23 +131,28 @@ def _merit(found: ServedDemand) -> tuple[int, float]:
     return int(np.count_nonzero(found.fraction)), found.achieved
 
 
-def _fill_up(model: RentModel, deadline: Deadline) -> ServedDemand:
-    """Return what services find in turn at market prices, of ever more of their demand until time is up."""
-    search = FastSearch(model)
-    # Whose least is dearest comes first: the others find something on smaller machines.
-    every = search.order(np.full(len(model.services), _MIN_FRACTION))
-    # First anything at all for each, whatever the time: it takes a moment.
-    some = [m for m in every if search.fill_in_turn([m], _MIN_FRACTION, lambda: False)]
-    for share in _FILLED:
-        if not search.fill_in_turn(some, share, deadline.is_over):
-            break
-    fraction = np.zeros(len(model.services))
-    if not some or not search.ledger.sound or not search.ledger.within:
+def _fill_up(model: RentModel, work: Work, deadline: Deadline, seed: int) -> ServedDemand:
+    """Return what is found at market prices until time is up; services that have nothing are left out."""
+    if not model.services:
         return _serve_nobody(model)
-    least = min(1.0, float(search.fitted().served[some].min()))
-    search.prune(least)
-    fraction[some] = least
-    return ServedDemand(search.fitted().solution, fraction, least, 1.0, market_prices(model))
+    found = _take(model, find_share(model, None, _FIRST_FILLED, work, deadline, seed).chosen)
+    some = found.fitted().served > _MIN_FRACTION
+    if not some.any() or not found.ledger.sound or not found.ledger.within:
+        return _serve_nobody(model)
+    least = min(1.0, float(found.fitted().served[some].min()))
+    found.prune(least)
+    fraction = np.where(some, least, 0.0)
+    return ServedDemand(found.fitted().solution, fraction, least, 1.0, market_prices(model))
+
+
+def _take(model: RentModel, chosen: Sequence[Mapping[int, int]]) -> FastSearch:
+    """Return instances with their machines; what the market cannot give is left out."""
+    search = FastSearch(model)
+    for items, some, taken in zip(model.items, chosen, search.chosen, strict=True):
+        for item, number in some.items():
+            if search.ledger.take(items, item, number):
+                taken[item] = number
+    return search
 
 
 def _serve_most(
@@ -362,7 +365,7 @@ def _search_large(
     seed: int,
     prices: Prices | None,
 ) -> ServedDemand:
-    """Return the largest common share of very many services, by diving from relaxations of less."""
+    """Return the largest common share of very many services, and instances that serve it for little."""
     # Only what is served counts here: starting costs nothing.
     model = replace(model, start=np.zeros(len(model.start)))
     every = list(range(len(model.services)))
@@ -373,35 +376,30 @@ def _search_large(
         none = np.zeros(len(every))
         Decomposition(model, oracles_of(model), "common", none, standing, seed).rate(prices)
     most = min(1.0, 1.0 - standing.bound)
-    aim, achieved, took = _FIRST_AIM * most, 0.0, 0.0
-    found: Solution | None = None
-    best: Prices | None = None
-    for _ in range(_AIMS):
-        if deadline.is_over() or work.left < took:
-            break
-        smaller = rebuild(every, max(_MIN_FRACTION, aim))
-        # Regions are solved one by one: what crosses between them is left out.
-        alone = tuple(replace(service, pairs=()) for service in smaller.services)
-        smaller = replace(smaller, services=alone)
-        # Work of its own, so that pricing cannot spend what the others need.
-        own = Work(work.part(_AIM_WORK))
-        program = FluidProgram(smaller, rent=1.0, seed=seed, work=own)
-        guide = program.converge(deadline)
-        dive = RegionDive(
-            smaller, program, FastSearch(smaller), Incumbent(Target(_ROUGH), deadline, own), seed
-        )
-        fitted = dive.run()
+    # Regions are searched one by one: what crosses between them is left out.
+    alone = replace(model, services=tuple(replace(each, pairs=()) for each in model.services))
+    part = Work(work.part(_SEARCH_WORK))
+    found = find_share(alone, prices.row, _FIRST * most, part, deadline, seed)
+    work.charge(part.spent)
+    search = _take(alone, found.chosen)
+    achieved = min(1.0, float(search.fitted().served.min(initial=1.0)))
+    if achieved <= _MIN_FRACTION or not search.ledger.within:
+        return ServedDemand(None, np.zeros(len(every)), 0.0, most, prices, prices)
+    search.prune(achieved)
+    solution, guide = search.fitted().solution, None
+    if not deadline.is_over():
+        # The same for less.
+        own = Work(work.left)
+        smaller = rebuild(every, achieved)
+        guide = FluidProgram(smaller, rent=1.0, seed=seed, work=own).converge(deadline)
+        less = lower_rent(alone, guide.row, solution.items, achieved, own, deadline, seed)
         work.charge(own.spent)
-        if fitted is None:
-            break
-        took = max(took, own.spent)
-        reached = float(_shares(model, fitted.solution).min())
-        if reached > achieved:
-            found, achieved, best = fitted.solution, reached, guide
-        # What was reached with too high an aim says about what can be.
-        aim = (aim + reached) / 2.0 if reached < aim * (1.0 - _ROUGH) else _HIGHER * aim
+        cheaper = _take(alone, less).fitted()
+        if cheaper.cost < search.ledger.cost and cheaper.served.min() >= achieved * (1.0 - _SAME):
+            solution = cheaper.solution
+    achieved = float(_shares(model, solution).min(initial=1.0))
     share = np.full(len(every), achieved)
-    return ServedDemand(found, share, achieved, max(achieved, most), prices, prices, best)
+    return ServedDemand(solution, share, achieved, max(achieved, most), prices, prices, guide)
 
 
 def price_mixes(model: RentModel, standing: Incumbent, seed: int) -> Decomposition:

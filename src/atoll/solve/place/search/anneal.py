@@ -19,7 +19,8 @@ from atoll.core.compiling import entry, lean_part
 from atoll.solve.array_types import Ints
 from atoll.solve.place.search.flow_kernel import VALUE, WORK, attempt, take_over, weigh, weigh_after
 from atoll.solve.place.search.flow_tables import STATE_TYPE, TABLES_TYPE, FlowState, Tables
-from atoll.solve.place.search.moves import Words, propose, unit
+from atoll.solve.place.search.moves import propose
+from atoll.solve.random_words import Words, unit
 
 COMPILED_AS = "the search for placements"
 _SAME_HEAT = 64

@@ -16,7 +16,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from atoll.solve.array_types import Floats, Ints
+from atoll.solve.array_types import Ints
 from atoll.solve.deadline import Deadline
 from atoll.solve.lp import LpResult, Sparse
 from atoll.solve.rent.allocation_types import BOTH, ServiceDemand
@@ -30,8 +30,6 @@ _ROUNDS = 40
 """Rounds of adding items at most."""
 _TOLERANCE = 1e-3
 """Share of an item's price by which it must cost less than what it carries is worth, to be added."""
-_MIN_TAKEN = 1e-9
-"""Instances from which on a solution counts as taking any."""
 _UNSERVED_PRICE = 4.0
 """Price of serving nobody, as a multiple of what everything on offer costs."""
 
@@ -41,7 +39,7 @@ class FluidProgram(RentalProgram):
 
     def __init__(self, model: RentModel, *, rent: float, seed: int, work: Work) -> None:
         super().__init__(model, rent=rent, seed=seed, work=work)
-        self.groups = _group(model)
+        self.groups = group_services(model)
         largest = [max(some, key=lambda m: _demand(model.services[m])) for some in self.groups]
         self._largest = largest
         self._items: list[ServiceItems] = [model.items[m] for m in largest]
@@ -51,17 +49,14 @@ class FluidProgram(RentalProgram):
             for some, first in zip(self.groups, largest, strict=True)
         ]
         number = len(self.groups)
-        self._asked = np.array(asked)
-        self._demand_row = self.add_empty_rows(self._asked)
+        self._demand_row = self.add_empty_rows(np.array(asked))
         each = np.arange(number)
         price = _UNSERVED_PRICE * price_of_all(model) if rent else 1.0
         left = Sparse.of(np.zeros(number, np.int64), self._demand_row + each, np.array(asked), 1)
         self.lp.add_columns(np.array([price]), np.zeros(1), np.ones(1), left)
         # Rows of a group: prefill, then decode, by zone.
         self._phase_row = self.add_empty_rows(np.zeros(number * 2 * model.regions))
-        self._first_level: list[int] = []
         self._add_levels()
-        self._first_item = self.lp.columns
         self._columns: list[tuple[int, int]] = []
         self._known: list[set[int]] = [set() for _ in self.groups]
 
@@ -92,46 +87,7 @@ class FluidProgram(RentalProgram):
             value = np.repeat([1.0, -1.0, -1.0], len(zones))
             entries = Sparse.of(np.tile(some, 3), np.concatenate(row), value, len(zones))
             nothing = np.zeros(len(zones))
-            first = self.lp.add_columns(nothing, nothing, np.full(len(zones), np.inf), entries)
-            self._first_level.append(first)
-
-    def unserved_share(self, result: LpResult) -> float:
-        """Return the share of the demand that a solution leaves out."""
-        return float(result.values[self.supply_columns])
-
-    def demand_duals(self, result: LpResult) -> Floats:
-        """Return what the demand of each group's largest service is worth."""
-        rows = self._demand_row + np.arange(len(self.groups))
-        return np.maximum(0.0, result.duals[rows])
-
-    def carried(self, result: LpResult) -> Floats:
-        """Return what each group is served in each zone, in demands of its largest service."""
-        out = np.zeros((len(self.groups), self.model.regions))
-        for group, zone in enumerate(self._zones):
-            zones = np.unique(zone)
-            first = self._first_level[group]
-            out[group, zones] += result.values[first : first + len(zones)]
-        taken = result.values[self._first_item :]
-        for at in np.flatnonzero(taken > _MIN_TAKEN).tolist():
-            group, item = self._columns[at]
-            items = self._items[group]
-            if items.phase[item] == BOTH:
-                at_zone = int(self._zones[group][items.region[item]])
-                out[group, at_zone] += items.share[item] * taken[at]
-        return out
-
-    def close(self, region: int, served: Floats, machines: Ints) -> None:
-        """Keep these machines of a region, by offer, for what it serves of each group; and no more there."""
-        supply = self.model.supply
-        offers = np.flatnonzero(supply.region == region)
-        kept = machines[offers].astype(np.float64)
-        self.lp.set_bounds(offers, kept, kept)
-        cut = [at for at, (k, _, _) in enumerate(self.slices) if supply.region[k] == region]
-        nothing = np.zeros(len(cut))
-        self.lp.set_bounds(len(supply.usd) + np.array(cut, np.int64), nothing, nothing)
-        self._asked = np.maximum(0.0, self._asked - served)
-        for group, asked in enumerate(self._asked.tolist()):
-            self.lp.set_row_bounds(np.array([self._demand_row + group]), asked, np.inf)
+            self.lp.add_columns(nothing, nothing, np.full(len(zones), np.inf), entries)
 
     def converge(self, deadline: Deadline) -> Prices:
         """Return the prices of the relaxation, as good as they are when time is up."""
@@ -203,8 +159,8 @@ def _demand(service: ServiceDemand) -> float:
     return service.roles[0].demand
 
 
-def _group(model: RentModel) -> list[list[int]]:
-    """Services whose instances are of the same templates, and that ask of all phases in one proportion."""
+def group_services(model: RentModel) -> list[list[int]]:
+    """Return services by templates: those of a group share them, and ask of all phases in one proportion."""
     groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     for m, (service, items) in enumerate(zip(model.services, model.items, strict=True)):
         roles = tuple(
