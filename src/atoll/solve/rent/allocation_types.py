@@ -7,7 +7,7 @@ the unit of the role (tokens/s or requests/s), prices in USD per hour.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -120,6 +120,15 @@ class AllocationLimits:
     max_nodes: int | None = None
     spread: int = 1
     losses: LossLimits | None = None
+
+    def scaled(self, part: float) -> AllocationLimits:
+        """Return them with a part of the budget and of the machines."""
+        budget = None if self.budget is None else part * self.budget
+        return replace(
+            self,
+            budget=budget,
+            max_nodes=None if self.max_nodes is None else int(part * self.max_nodes),
+        )
 
 
 @dataclass(frozen=True)

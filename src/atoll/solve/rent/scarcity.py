@@ -58,6 +58,8 @@ _FIRST, _FIRST_FILLED = 0.6, 0.02
 """Share that very many services have to reach first: of what may be possible, or of their demand."""
 _SEARCH_WORK = 0.7
 """Share of the work left that may go into the search for the share of very many services."""
+_TIGHTER = (1.0, 0.85, 0.7, 0.5)
+"""Parts of the limits on the whole that are tried in turn, until machines are within them."""
 _SAME = 1e-9
 """Share of what is served that rounding may take."""
 _STAND_ROUNDS = 2
@@ -378,10 +380,7 @@ def _search_large(
     most = min(1.0, 1.0 - standing.bound)
     # Regions are searched one by one: what crosses between them is left out.
     alone = replace(model, services=tuple(replace(each, pairs=()) for each in model.services))
-    part = Work(work.part(_SEARCH_WORK))
-    found = find_share(alone, prices.row, _FIRST * most, part, deadline, seed)
-    work.charge(part.spent)
-    search = _take(alone, found.chosen)
+    search = _search_share(alone, prices, _FIRST * most, work, deadline, seed)
     achieved = min(1.0, float(search.fitted().served.min(initial=1.0)))
     if achieved <= _MIN_FRACTION or not search.ledger.within:
         return ServedDemand(None, np.zeros(len(every)), 0.0, most, prices, prices)
@@ -400,6 +399,23 @@ def _search_large(
     achieved = float(_shares(model, solution).min(initial=1.0))
     share = np.full(len(every), achieved)
     return ServedDemand(solution, share, achieved, max(achieved, most), prices, prices, guide)
+
+
+def _search_share(
+    model: RentModel, prices: Prices, first: float, work: Work, deadline: Deadline, seed: int
+) -> FastSearch:
+    """Return instances with their machines that serve much of all, within the limits if that was found."""
+    search = FastSearch(model)
+    for tighter in _TIGHTER:
+        part = Work(work.part(_SEARCH_WORK))
+        within = replace(model, limits=model.limits.scaled(tighter))
+        found = find_share(within, prices.row, first * tighter, part, deadline, seed)
+        work.charge(part.spent)
+        search = _take(model, found.chosen)
+        # Parts of machines may be within limits that machines are not.
+        if search.ledger.within:
+            break
+    return search
 
 
 def price_mixes(model: RentModel, standing: Incumbent, seed: int) -> Decomposition:
