@@ -316,7 +316,7 @@ def test_no_bound_is_begun_that_ends_after_the_deadline(
 
     monkeypatch.setattr(deadline, "_now", lambda: now[0])
     monkeypatch.setattr(mix_master, "evaluate", slowly)
-    monkeypatch.setattr(rent_search, "_MANY_TABLES", 0)
+    monkeypatch.setattr(rent_search, "MANY_TABLES", 0)
     each = len(case.services) * len(case.supply.regions)
     monkeypatch.setattr(rent_search, "_RATE_S", 5.0 / each)
     answer = solve(case, on_shortage, deadline_s=4.0)

@@ -108,7 +108,7 @@ def test_what_is_found_of_a_pool_is_sound(
     case = random_case(seed, regions=2 + seed % 2, scarce=scarce, running=seed % 2 == 1)
     plain = solve(case)
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
-    monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
+    monkeypatch.setattr(rent_search, "MANY_TABLES", -1)
     answer = solve(case)
     assert answer.fraction_bound >= plain.fraction_bound - 1e-3 or answer.served.min() == 1.0
     least = optimum(case)
@@ -121,7 +121,7 @@ def test_a_dive_comes_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     case = many_templates(1)
     plain = solve(case, gap=1e-2)
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
-    monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
+    monkeypatch.setattr(rent_search, "MANY_TABLES", -1)
     answer = solve(case)
     assert plain.served.min() == answer.served.min() == 1.0
     assert answer.bound <= plain.objective + 1e-6
@@ -135,7 +135,7 @@ def test_a_search_comes_near_the_most_that_can_be_served(
     case = twice_as_much(many_templates(seed, available=5))
     most = optimum(case, "common")
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
-    monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
+    monkeypatch.setattr(rent_search, "MANY_TABLES", -1)
     answer = solve(case)
     served = answer.served.min()
     assert answer.status == "partial"
@@ -149,7 +149,7 @@ def test_a_search_comes_near_the_most_that_can_be_served(
 def test_what_a_search_finds_is_served_at_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     case = twice_as_much(many_templates(6, available=5))
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
-    monkeypatch.setattr(rent_search, "_MANY_TABLES", -1)
+    monkeypatch.setattr(rent_search, "MANY_TABLES", -1)
     answer = solve(case)
     least = optimum(case, "cost", (answer.served * (1.0 - 1e-8)).tolist())
     assert answer.usd_per_hour == pytest.approx(least, rel=1e-3)

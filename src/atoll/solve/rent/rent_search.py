@@ -34,7 +34,7 @@ from atoll.solve.rent.rounding import Dive
 from atoll.solve.rent.service_oracle import ServiceOracle
 from atoll.solve.rent.step_functions import GRID
 
-_MANY_TABLES = 1000
+MANY_TABLES = 1000
 """Services in regions up to which demand is counted in the finest steps."""
 _COARSE_GRID = GRID // 8
 """Steps of a demand where there are more."""
@@ -107,7 +107,7 @@ def rate_at(model: RentModel, prices: Prices, standing: Incumbent, seed: int) ->
 
 def is_large(model: RentModel) -> bool:
     """Return whether there are so many services in regions that programs over instances take too long."""
-    return len(model.services) * model.regions > _MANY_TABLES
+    return len(model.services) * model.regions > MANY_TABLES
 
 
 def has_time_to_rate(model: RentModel, deadline: Deadline) -> bool:

@@ -27,6 +27,7 @@ from atoll.solve.rent.fast.fast_solver import SOLVER as FAST
 from atoll.solve.rent.fast.fast_solver import plan_fast
 from atoll.solve.rent.optimal import Draft
 from atoll.solve.rent.rent_baselines import BASELINES as PLAIN_BASELINES
+from atoll.solve.rent.rent_search import MANY_TABLES
 from atoll.solve.solve_progress import OnProgress
 from atoll.solve.templates.library import Libraries, template_libraries
 
@@ -51,6 +52,9 @@ def solve(problem: Problem, request: PlanRequest) -> Plan:
     catalog = request.catalog_for(problem)
     effort.refuse_cluster_options()
     # The deadline is for planning: on a machine where nothing was compiled yet, that comes before.
+    if len(problem.services) * len(problem.regions) > MANY_TABLES:
+        # Only needed, and compiled, where services are very many.
+        from atoll.solve.rent.many import share_kernel as _share_kernel  # noqa: F401
     for rooms in ("atoll.perf", "atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
     if name in CHOOSERS:

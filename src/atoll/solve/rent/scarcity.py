@@ -25,7 +25,6 @@ from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
 from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.many.fluid_program import FluidProgram
-from atoll.solve.rent.many.share_search import find_share, lower_rent
 from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
 from atoll.solve.rent.rent_search import (
@@ -135,6 +134,9 @@ def _merit(found: ServedDemand) -> tuple[int, float]:
 
 def _fill_up(model: RentModel, work: Work, deadline: Deadline, seed: int) -> ServedDemand:
     """Return what is found at market prices until time is up; services that have nothing are left out."""
+    # Compiling it takes seconds that only problems of very many services need.
+    from atoll.solve.rent.many.share_search import find_share
+
     if not model.services:
         return _serve_nobody(model)
     found = _take(model, find_share(model, None, _FIRST_FILLED, work, deadline, seed).chosen)
@@ -368,6 +370,8 @@ def _search_large(
     prices: Prices | None,
 ) -> ServedDemand:
     """Return the largest common share of very many services, and instances that serve it for little."""
+    from atoll.solve.rent.many.share_search import lower_rent
+
     # Only what is served counts here: starting costs nothing.
     model = replace(model, start=np.zeros(len(model.start)))
     every = list(range(len(model.services)))
@@ -405,6 +409,8 @@ def _search_share(
     model: RentModel, prices: Prices, first: float, work: Work, deadline: Deadline, seed: int
 ) -> FastSearch:
     """Return instances with their machines that serve much of all, within the limits if that was found."""
+    from atoll.solve.rent.many.share_search import find_share
+
     search = FastSearch(model)
     for tighter in _TIGHTER:
         part = Work(work.part(_SEARCH_WORK))
