@@ -64,7 +64,7 @@ class Capacities(NamedTuple):
     copies: Small
 
 
-class Standing(NamedTuple):
+class StandingItems(NamedTuple):
     """What stands: items by region, how many there, levels by service, region and phase, share by service.
 
     `worth` is what all of each service's demand is worth. The rest is room to work in.
@@ -131,7 +131,7 @@ def _use(items: ShareItems, capacities: Capacities, i: int, sign: int) -> None:
 
 
 @lean_part
-def _level(items: ShareItems, standing: Standing, i: int, sign: int) -> None:
+def _level(items: ShareItems, standing: StandingItems, i: int, sign: int) -> None:
     """Count what an item carries: both phases, or what prefill and decode serve together in its region."""
     m, r, level = items.service[i], items.region[i], standing.level
     before = level[m, r, 2] + min(level[m, r, 0], level[m, r, 1])
@@ -143,7 +143,7 @@ def _level(items: ShareItems, standing: Standing, i: int, sign: int) -> None:
 def _cheapest(
     items: ShareItems,
     capacities: Capacities,
-    standing: Standing,
+    standing: StandingItems,
     group: int,
     wanted: float,
 ) -> int:
@@ -172,7 +172,7 @@ def _cheapest(
 def _choose(
     items: ShareItems,
     capacities: Capacities,
-    standing: Standing,
+    standing: StandingItems,
     m: int,
     r: int,
     target: float,
@@ -219,7 +219,7 @@ def _choose(
 
 
 @lean_part
-def _count(standing: Standing, m: int, target: float, number: int) -> float:
+def _count(standing: StandingItems, m: int, target: float, number: int) -> float:
     """Make a service the next candidate; return what it has is worth."""
     standing.is_candidate[m] = 1
     standing.candidate[number] = m
@@ -228,7 +228,7 @@ def _count(standing: Standing, m: int, target: float, number: int) -> float:
 
 
 @lean_part
-def _pick(items: ShareItems, standing: Standing, r: int, seed: int, how: int) -> int:
+def _pick(items: ShareItems, standing: StandingItems, r: int, seed: int, how: int) -> int:
     """Return the place of an instance of a region to take away: one like that of `seed`, or any."""
     number, like = standing.number[r], -1
     if how < 2:
@@ -249,7 +249,7 @@ def _pick(items: ShareItems, standing: Standing, r: int, seed: int, how: int) ->
 
 @lean_part
 def _take_away(
-    items: ShareItems, capacities: Capacities, standing: Standing, r: int, i: int, place: int
+    items: ShareItems, capacities: Capacities, standing: StandingItems, r: int, i: int, place: int
 ) -> None:
     standing.number[r] -= 1
     standing.item[r, place] = standing.item[r, standing.number[r]]
@@ -259,7 +259,7 @@ def _take_away(
 
 @lean_part
 def _clear(
-    items: ShareItems, capacities: Capacities, standing: Standing, r: int, target: float
+    items: ShareItems, capacities: Capacities, standing: StandingItems, r: int, target: float
 ) -> tuple[int, int, float]:
     """Take instances of a region away; return how many, the candidates, and what these were worth."""
     random = standing.random
@@ -281,7 +281,7 @@ def _clear(
 
 
 @lean_part
-def _invite(standing: Standing, target: float, candidates: int) -> tuple[int, float]:
+def _invite(standing: StandingItems, target: float, candidates: int) -> tuple[int, float]:
     """Make candidates of some that are short; return how many there are, and what those were worth."""
     short = 0
     worth = 0.0
@@ -302,7 +302,7 @@ def _invite(standing: Standing, target: float, candidates: int) -> tuple[int, fl
 def _best(
     items: ShareItems,
     capacities: Capacities,
-    standing: Standing,
+    standing: StandingItems,
     r: int,
     target: float,
     number: int,
@@ -329,7 +329,7 @@ def _best(
 def _fill(
     items: ShareItems,
     capacities: Capacities,
-    standing: Standing,
+    standing: StandingItems,
     r: int,
     target: float,
     number: int,
@@ -356,7 +356,7 @@ def _fill(
 
 @lean_part
 def _step(
-    items: ShareItems, capacities: Capacities, standing: Standing, target: float, worse: float
+    items: ShareItems, capacities: Capacities, standing: StandingItems, target: float, worse: float
 ) -> None:
     """Take some instances of a region away and fill it again, as the module says."""
     r = below(standing.random, items.regions)
@@ -385,7 +385,7 @@ def _step(
 
 
 @lean_part
-def _put_back(standing: Standing, r: int, some: Small, number: int) -> None:
+def _put_back(standing: StandingItems, r: int, some: Small, number: int) -> None:
     """List instances of a region, with what they take and carry counted already."""
     for n in range(number):
         standing.item[r, standing.number[r]] = some[n]
@@ -403,4 +403,4 @@ def take_steps(
 ) -> None:
     """Take so many steps towards a share of `target` for all, none of them worse by more than `worse`."""
     for _ in range(steps):
-        _step(ShareItems(*items), Capacities(*capacities), Standing(*standing), target, worse)
+        _step(ShareItems(*items), Capacities(*capacities), StandingItems(*standing), target, worse)

@@ -23,7 +23,7 @@ from atoll.solve.rent.many.share_kernel import (
     MOST_AWAY,
     Capacities,
     ShareItems,
-    Standing,
+    StandingItems,
     take_steps,
 )
 from atoll.solve.rent.relaxation import market_prices
@@ -181,12 +181,12 @@ class ShareTables:
         standing.share[:] = (level[:, :, BOTH] + apart).sum(axis=1)
 
 
-def _nothing(model: RentModel, seed: int) -> Standing:
+def _nothing(model: RentModel, seed: int) -> StandingItems:
     """Return that nothing stands, and room for all that can."""
     number, small = len(model.items), np.int32
     room = int(available_nodes(model.supply).sum(axis=1).max(initial=0))
     room += sum(int(items.upper[len(items) - items.running :].sum()) for items in model.items) + 2
-    return Standing(
+    return StandingItems(
         np.zeros((model.regions, room), small), np.zeros(model.regions, np.int64),
         np.zeros((number, model.regions, len(PHASES))), np.zeros(number), np.ones(number),
         np.array([2 * seed + 1], np.uint64) * np.uint64(0x9E3779B97F4A7C15),
