@@ -44,8 +44,6 @@ _DEARER, _CALMER, _DEAREST = 1.2, 1.1, 5.0
 """What a service that is short is worth more after each round, and less when it is not; at most in all."""
 _WORSE = 1e-4
 """Share of a service's mean worth that a step may lose."""
-_RENT_WORSE = 1e-4
-"""Share of the mean rent of a service that a step may lose where only the rent is lowered."""
 _EQUAL = 1e-9
 _MUST = 1e6
 """What serving all is worth beside its rent, where it must be served."""

@@ -28,7 +28,7 @@ from atoll.solve.rent.many.share_kernel import (
 )
 from atoll.solve.rent.relaxation import market_prices
 
-Number = TypeVar("Number", bound=np.generic)
+_Number = TypeVar("_Number", bound=np.generic)
 Chosen = Sequence[Mapping[int, int]]
 
 _CHEAPEST, _SMALLEST = 48, 8
@@ -308,7 +308,7 @@ def _mix_prices(model: RentModel, row_price: Floats | None) -> Floats:
     return mixed
 
 
-def _stack(tables: list[NDArray[Number]], padding: float) -> NDArray[Number]:
+def _stack(tables: list[NDArray[_Number]], padding: float) -> NDArray[_Number]:
     """One table below the other, padded to the widest."""
     width = max((table.shape[1] for table in tables), default=1)
     out = np.full((sum(len(table) for table in tables), width), padding, tables[0].dtype)
