@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from atoll.plan.plan import Plan
-from benchmarks.serving.client_checks import ORIGIN
+from tests.compat.client_checks import ORIGIN
 
 
 @dataclass
@@ -103,7 +103,7 @@ def serving(
 
 @pytest.fixture(scope="session")
 def running(tiny_folder: Path, forks: str) -> Iterator[Running]:
-    from benchmarks.failover.chaos_fleet import SERVICE, tiny_plan
+    from tests.slow.failover.chaos_fleet import SERVICE, tiny_plan
 
     with serving(tiny_plan(), [SERVICE], tiny_folder, forks) as found:
         yield found

@@ -58,7 +58,7 @@ SHIFT = 1.3
 """How many times its share of requests a class has from a moment on."""
 SHIFT_MINUTE, SHIFT_MINUTES = 120, 480
 """When that is, and for how long is looked at."""
-LIVE = "benchmarks.any_to_any.any_fleet_live"
+LIVE = "tests.slow.tasks.any_fleet_live"
 CALM = WorldSettings(failures_per_h=0.0, preemptions_per_h=0.0, failed_starts=0.0)
 FLEET = """
 services:

@@ -14,13 +14,13 @@ from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
-from benchmarks.security.attacks import Outcome, all_attacks, blame, chosen_attacks
-from benchmarks.security.attacks_case import Attack, judge
-from benchmarks.security.attacks_engine import MIRROR, HostileBackend
-from benchmarks.security.attacks_site import AttackedSite
-from benchmarks.security.attacks_watcher import Gap
-from benchmarks.security.attacks_wire import Reply, chat_body, request_of, take_apart, talk
 from benchmarks.serving.fake_engine import MODEL
+from tests.slow.attacks.attacks import Outcome, all_attacks, blame, chosen_attacks
+from tests.slow.attacks.attacks_case import Attack, judge
+from tests.slow.attacks.attacks_engine import MIRROR, HostileBackend
+from tests.slow.attacks.attacks_site import AttackedSite
+from tests.slow.attacks.attacks_watcher import Gap
+from tests.slow.attacks.attacks_wire import Reply, chat_body, request_of, take_apart, talk
 
 _CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
 _FAST = (

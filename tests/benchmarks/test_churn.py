@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.federation.churn import (
+from benchmarks.report import ROOT
+from tests.slow.churn.churn import (
     FULL,
     QUICK,
     SMALL,
@@ -23,10 +24,9 @@ from benchmarks.federation.churn import (
     wanted,
     write_csv,
 )
-from benchmarks.federation.churn_clients import Reader, Seen, WrongAnswerError
-from benchmarks.federation.churn_engine import Engine, prompt, word
-from benchmarks.federation.churn_processes import Ledger
-from benchmarks.report import ROOT
+from tests.slow.churn.churn_clients import Reader, Seen, WrongAnswerError
+from tests.slow.churn.churn_engine import Engine, prompt, word
+from tests.slow.churn.churn_processes import Ledger
 
 
 class Asked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.operating.crash_points import CHANGES, run
+from tests.slow.targets.crash_points import CHANGES, run
 
 
 def test_what_a_controller_left_halfway_is_finished() -> None:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from atoll.plan.files.fleet_file import load_fleet
-from benchmarks.planning.determinism import FleetCase, fleets, permute
 from benchmarks.report import ROOT
 from tests.benchmarks.test_benchmarks import last_line
+from tests.slow.plans.determinism import FleetCase, fleets, permute
 
 
 @pytest.mark.parametrize("case", fleets(), ids=lambda case: case.name)

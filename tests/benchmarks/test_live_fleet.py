@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.any_to_any.live_fleet import store_of
+from tests.slow.tasks.live_fleet import store_of
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,23 @@ from benchmarks.report import ROOT
 
 FOLDER = ROOT / "benchmarks"
 README = (FOLDER / "README.md").read_text("utf-8")
-ROW = re.compile(r"^\| (\w+) \| ([a-z]\w+) \|", re.MULTILINE)
+ROW = re.compile(r"^\| ([\w/]+) \| ([a-z]\w+) \|", re.MULTILINE)
 LISTED = {name: folder for folder, name in ROW.findall(README)}
+CHECKS = ROOT / "tests" / "slow"
 PARTS = {path.parent.name for path in FOLDER.glob("*/__init__.py")}
-MODULES = sorted(path for path in FOLDER.glob("*/*.py") if path.name != "__init__.py")
+MODULES = sorted(
+    path
+    for path in (*FOLDER.glob("*/*.py"), *CHECKS.glob("*/*.py"))
+    if path.name != "__init__.py" and not path.name.startswith("test_")
+)
 
 
 @pytest.mark.parametrize("name", LISTED)
 def test_a_name_of_the_readme_can_be_run(name: str) -> None:
     spec = importlib.util.find_spec(f"benchmarks.{name}")
     assert spec is not None
-    assert spec.origin == str(FOLDER / LISTED[name] / f"{name}.py")
+    folder = LISTED[name]
+    assert spec.origin == str((ROOT if "/" in folder else FOLDER) / folder / f"{name}.py")
     assert 'if __name__ == "__main__":' in Path(spec.origin).read_text("utf-8")
 
 

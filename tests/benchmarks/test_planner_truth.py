@@ -10,12 +10,12 @@ import pytest
 
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Problem
-from benchmarks.planning.planner_cases import CaseMaker
-from benchmarks.planning.planner_truth import judge
 from benchmarks.report import ROOT
 from tests.benchmarks.test_benchmarks import last_line
 from tests.reference.rent_ilp import RentReference
 from tests.reference.test_rent_ilp import offer, problem, with_rate
+from tests.slow.plans.planner_cases import CaseMaker
+from tests.slow.plans.planner_truth import judge
 
 
 def claim(asked: Problem, usd: float, *, bound: float = 0.0, share: float = 1.0) -> Plan:
@@ -94,7 +94,7 @@ def test_cases_are_made_from_their_seed(seed: int, monkeypatch: pytest.MonkeyPat
     def nothing_runs(asked: Problem, _request: object) -> Plan:
         return claim(asked, 0.0)
 
-    monkeypatch.setattr("benchmarks.planning.planner_cases.solve", nothing_runs)
+    monkeypatch.setattr("tests.slow.plans.planner_cases.solve", nothing_runs)
     first, again = (CaseMaker(seed).problem() for _ in range(2))
     assert first == again
     assert first != CaseMaker(seed + 100).problem()

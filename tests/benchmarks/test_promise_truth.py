@@ -12,12 +12,12 @@ from atoll.plan.files.fleet_file import build_problem
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
-from benchmarks.planning import promise_truth
-from benchmarks.planning.promise_executors import list_executor_rivals
-from benchmarks.planning.promise_fleets import KINDS, kind_of, make_fleet
-from benchmarks.planning.promise_rivals import CAPACITY_RULES, Yard
-from benchmarks.planning.promise_truth import Judge, Outcome
 from tests.benchmarks.test_benchmarks import last_line
+from tests.slow.plans import promise_truth
+from tests.slow.plans.promise_executors import list_executor_rivals
+from tests.slow.plans.promise_fleets import KINDS, kind_of, make_fleet
+from tests.slow.plans.promise_rivals import CAPACITY_RULES, Yard
+from tests.slow.plans.promise_truth import Judge, Outcome
 
 
 def fleet(rate: str = "2/s", **fields: object) -> Problem:

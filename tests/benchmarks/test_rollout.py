@@ -16,8 +16,8 @@ from atoll.control.decision.control_view import Memory, ObservedInstance, View
 from atoll.control.decision.decide import DrainInstance, StartInstance, StopInstance, decide
 from atoll.control.decision.lane_capacity import CarriedLoad, find_mixed
 from atoll.deploy.target import InstanceStatus
-from benchmarks.operating.rollout_changes import SERVICE, AskedOfFleet, Trouble, seed_changes
 from tests.seeds import examples
+from tests.slow.targets.rollout_changes import SERVICE, AskedOfFleet, Trouble, seed_changes
 
 TROUBLES: tuple[Trouble, ...] = (
     "kill-controller",
@@ -32,7 +32,7 @@ def settle(
     asked: AskedOfFleet, memory: Memory, observed: dict[str, ObservedInstance], now_s: float
 ) -> tuple[Memory, float, float]:
     """Decide until nothing is to be done, all going well; returns the least that was ready meanwhile."""
-    from benchmarks.operating.rollout_controller import FLEET, POLICY
+    from tests.slow.targets.rollout_controller import FLEET, POLICY
 
     least = float("inf")
     for _ in range(40):
@@ -80,7 +80,7 @@ def test_every_seeded_change_is_made_and_never_below_what_is_asked(seed: int) ->
 def test_changes_with_troubles_are_seen_by_nobody(tmp_path: Path) -> None:
     for package in ("torch", "transformers", "zmq", "tokenizers", "httptools", "zenoh"):
         pytest.importorskip(package, reason="needs the extras 'engine', 'fabric' and 'serve'")
-    from benchmarks.operating.rollout import rollout
+    from tests.slow.targets.rollout import rollout
 
     # A seed whose changes start little: loading engines is what takes time.
     first, changes = seed_changes(5, 397, troubles=TROUBLES)

@@ -7,7 +7,9 @@ import pytest
 from atoll.prove.planning import plan as make_plan
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
-from benchmarks.planning import (
+from tests.reference.loss_enumeration import cheapest
+from tests.reference.shortage_ilp import ShortChoice, ShortPiece, most_served
+from tests.slow.plans import (
     survive,
     survive_links,
     survive_losses,
@@ -15,10 +17,8 @@ from benchmarks.planning import (
     survive_shortage,
     survive_spot,
 )
-from benchmarks.planning.case_runs import list_seeds
-from benchmarks.planning.survive_outcome import FAULTS, Outcome
-from tests.reference.loss_enumeration import cheapest
-from tests.reference.shortage_ilp import ShortChoice, ShortPiece, most_served
+from tests.slow.plans.case_runs import list_seeds
+from tests.slow.plans.survive_outcome import FAULTS, Outcome
 
 SEED = 18
 """A fleet that is planned in a moment."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.operating.cluster_events import EVENTS, ClusterEvent, run_event
-from benchmarks.operating.fault_stages import STAGES
-from benchmarks.operating.target_faults import (
+from tests.slow.targets.cluster_events import EVENTS, ClusterEvent, run_event
+from tests.slow.targets.fault_stages import STAGES
+from tests.slow.targets.target_faults import (
     CHANGE,
     SHORT_TURNS,
     TAKEOVER,

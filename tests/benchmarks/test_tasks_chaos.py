@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.any_to_any.task_clients import HeardReply
-from benchmarks.any_to_any.task_leftovers import ProcessWatch, StoredArrays, strays
-from benchmarks.any_to_any.task_strikes import ChaosOutcome
+from tests.slow.tasks.task_leftovers import ProcessWatch, StoredArrays, strays
+from tests.slow.tasks.task_strikes import ChaosOutcome
 
 
 def test_a_letter_or_a_byte_makes_another_answer() -> None:

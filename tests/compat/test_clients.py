@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.serving.client_checks import CHECKS, ClientSite
+from tests.compat.client_checks import CHECKS, ClientSite
 from tests.served_fleet import Running
 
 pytestmark = pytest.mark.engine

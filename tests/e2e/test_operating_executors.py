@@ -97,7 +97,7 @@ def is_replaced(site: Site, name: str) -> bool:
 def test_a_change_of_mix_and_kills_under_load_are_noticed_by_nobody() -> None:
     for package in ("zenoh", "httptools", "hibari", "PIL"):
         pytest.importorskip(package, reason="needs the extras 'components', 'fabric' and 'serve'")
-    from benchmarks.any_to_any.any_fleet_live import shake
+    from tests.slow.tasks.any_fleet_live import shake
 
     seen = shake(1, 3)
     assert (seen.errors, seen.wrong_answers, seen.left) == (0, 0, []), seen.notes

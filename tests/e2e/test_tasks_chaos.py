@@ -20,8 +20,8 @@ from atoll.runtime.local.serving import fetch_components
 from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
 from atoll.runtime.task_fleet.parts import TASKS
 from benchmarks.any_to_any.task_clients import KINDS
-from benchmarks.any_to_any.tasks_chaos import MODEL, chaos, make_orders
 from tests.e2e.small_parts import HERE
+from tests.slow.tasks.tasks_chaos import MODEL, chaos, make_orders
 
 KILLS = 10
 WORD_S = 0.05

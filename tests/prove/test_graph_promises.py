@@ -28,8 +28,8 @@ from atoll.prove.planning import plan as plan_fleet
 from atoll.sim.tasks.from_plan import simulate_plan, task_fleet
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
-from benchmarks.planning.promise_fleets import make_fleet
 from tests.plan.validate.test_validate_executors import apart
+from tests.slow.plans.promise_fleets import make_fleet
 from tests.solve.graph.fleets import SPEAKING, fleet, offer, seeing
 
 

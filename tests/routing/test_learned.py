@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from atoll.routing.affinity import Affinity, blocks, chain
 from atoll.routing.learned import Learned, Speed
-from benchmarks.serving.router_policies import compare, draw_mix
+from tests.slow.routing.router_policies import compare, draw_mix
 
 WORK = 100.0
 """Mean of a request."""

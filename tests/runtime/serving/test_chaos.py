@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.failover.chaos_fleet import chaos, tiny_plan
 from tests.runtime.supervise.test_agent import gone_within
+from tests.slow.failover.chaos_fleet import chaos, tiny_plan
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[3]

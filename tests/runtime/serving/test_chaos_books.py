@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.failover.chaos import UNREAD, ledger_diff, pauses
-from benchmarks.failover.chaos_clients import AnswerReader, BrokenAnswerError, Seen, Sending
+from tests.slow.failover.chaos import UNREAD, ledger_diff, pauses
+from tests.slow.failover.chaos_clients import AnswerReader, BrokenAnswerError, Seen, Sending
 
 
 def sending(seen: int, *, cut: bool = False, sent: bool = True, moved: int = 0) -> Sending:

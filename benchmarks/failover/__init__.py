@@ -1,1 +1,0 @@
-"""Kills of nodes, instances and gateways under load."""

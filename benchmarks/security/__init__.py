@@ -1,1 +1,0 @@
-"""Attacks on gateways, engines and the console."""
