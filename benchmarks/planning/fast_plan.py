@@ -40,6 +40,7 @@ from atoll.plan.validate.violation import InvalidPlanError
 from atoll.prove.warm import entries
 from atoll.solve import solve
 from atoll.solve.effort import Effort
+from atoll.solve.family import family_of
 from atoll.solve.plan_request import PlanRequest
 from atoll.workload.lengths import LengthMix
 from benchmarks.planning.coral import extended, many_models
@@ -178,9 +179,9 @@ def with_rates_of(problem: Problem, factor: float) -> Problem:
 
 def fresh(factor: float) -> None:
     """Plan for 48 models in three regions, in a process that has planned nothing yet; print CPU seconds."""
-    for family in ("cells", "place", "rent"):
-        import_module(f"atoll.solve.{family}.solver")
     problem = with_rates_of(many_models(extended(), 8), factor)
+    family_of(problem)  # imports its solvers; the validator follows
+    import_module("atoll.plan.validate.check")
     catalog = Catalog.default()
     for facts in (
         catalog.models,
