@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import tempfile
 import time
 from collections import Counter
@@ -14,14 +15,14 @@ import pytest
 from hypothesis import settings
 
 from atoll.runtime.endpoints.compile_cache import FOLDER_VARIABLE
-from tests.seeds import EXAMPLES
+from tests.seeds import EXAMPLES, FULL_EXAMPLES
 
 pytest_plugins = ["tests.served_fleet"]
 
-# Fixed examples by default, so a red run is red again; `make test-full` tries three times as many, and
+# Fixed examples by default, so a red run is red again; `make test-full` tries more of them, and
 # HYPOTHESIS_PROFILE=explore looks further.
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=EXAMPLES)
-settings.register_profile("full", settings.get_profile("fixed"), max_examples=3 * EXAMPLES)
+settings.register_profile("full", settings.get_profile("fixed"), max_examples=FULL_EXAMPLES)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
@@ -69,21 +70,43 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+# What a test costs, kept with its outcome: tools/check.py adds it up.
+_CPU_S = "cpu_s"
+_BEFORE_CPU_S = "before_cpu_s"
 # Memory of the processes that run tests: told where one grows large, with the files by which it grew.
 _LARGE_MIB = 4096
 _RSS = "rss_mib"
 _STATM = Path("/proc/self/statm")
 
+_COUNTED_CPU_S = pytest.StashKey[float]()
+
+
+def _used_cpu_s() -> float:
+    """CPU seconds of this process and of those it started that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    call: pytest.CallInfo[None],
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note the resident memory of this process, in MiB, after each test."""
+    """Note CPU seconds since the test before, and the resident memory of this process in MiB.
+
+    What was used before the first test, for imports and for collecting, is noted with that test.
+    """
     report = yield
-    if call.when == "teardown" and _STATM.exists():
-        pages = int(_STATM.read_text().split()[1])
-        report.user_properties.append((_RSS, pages * os.sysconf("SC_PAGE_SIZE") // 2**20))
+    counted = item.config.stash
+    if _COUNTED_CPU_S not in counted:
+        counted[_COUNTED_CPU_S] = _used_cpu_s() - call.duration
+        report.user_properties.append((_BEFORE_CPU_S, counted[_COUNTED_CPU_S]))
+    if call.when == "teardown":
+        used = _used_cpu_s()
+        report.user_properties.append((_CPU_S, used - counted[_COUNTED_CPU_S]))
+        counted[_COUNTED_CPU_S] = used
+        if _STATM.exists():
+            pages = int(_STATM.read_text().split()[1])
+            report.user_properties.append((_RSS, pages * os.sysconf("SC_PAGE_SIZE") // 2**20))
     return report
 
 

@@ -7,16 +7,22 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-EXAMPLES = 20
-"""Examples of a property in a run of the fast tests, unless it says otherwise."""
+EXAMPLES = 6
+"""Examples of a property in a run of the fast tests, at most."""
+FULL_EXAMPLES = 20
+"""Examples of a property in a run of all tests, unless it says otherwise."""
+SEEDS = 3
+"""Seeds of a test in a run of the fast tests, at most."""
 
 
-def examples(fast: int) -> settings:
-    """Settings of a property whose examples take long: `fast` of them, more where all try more."""
-    return settings(max_examples=fast * settings().max_examples // EXAMPLES)
+def examples(full: int) -> settings:
+    """Settings of a property that tries `full` examples where all tests run."""
+    tried = settings().max_examples
+    few = min(full, EXAMPLES)
+    return settings(max_examples=few if tried <= EXAMPLES else full * tried // FULL_EXAMPLES)
 
 
-def seeds(fast: int, full: int, first: int = 0) -> list[Any]:
+def seeds(full: int, first: int = 0, *, fast: int = SEEDS) -> list[Any]:
     """So many seeds in a row; all but the `fast` first ones are slow."""
     slow = [pytest.mark.slow]
     return [pytest.param(first + at, marks=slow if at >= fast else []) for at in range(full)]

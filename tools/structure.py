@@ -50,24 +50,39 @@ def walk_statements(tree: ast.Module) -> Iterator[ast.stmt | ast.ExceptHandler |
             waiting += getattr(node, block, ())
 
 
-def find_imports(modules: Mapping[str, ast.Module]) -> Imports:
-    """Return for every module which others of `modules` it imports, anywhere in it.
+Names = list[tuple[str, str]]
+"""What a module imports, as written: `from a import b` is ("a", "b"), `import a` is ("a", "")."""
+
+
+def list_names(tree: ast.Module) -> Names:
+    """Return what a module imports, anywhere in it."""
+    names: Names = []
+    for node in walk_statements(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            names += [(node.module, alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [(alias.name, "") for alias in node.names]
+    return names
+
+
+def resolve_names(names: Mapping[str, Names]) -> Imports:
+    """Return for every module which others of `names` it imports.
 
     `from package import name` is the module `package.name` where there is one, else the package itself.
     That importing a module also runs the packages above it is left out: every package whose `__init__`
     imports from inside would be a circle.
     """
     found: Imports = {}
-    for module, tree in modules.items():
-        names: set[str] = set()
-        for node in walk_statements(tree):
-            if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
-                inside = (f"{node.module}.{alias.name}" for alias in node.names)
-                names |= {name if name in modules else node.module for name in inside}
-            elif isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-        found[module] = (names & modules.keys()) - {module}
+    for module, asked in names.items():
+        inside = ((f"{package}.{name}", package) for package, name in asked)
+        found[module] = {one if one in names else package for one, package in inside}
+        found[module] = (found[module] & names.keys()) - {module}
     return found
+
+
+def find_imports(modules: Mapping[str, ast.Module]) -> Imports:
+    """Return for every module which others of `modules` it imports, anywhere in it."""
+    return resolve_names({module: list_names(tree) for module, tree in modules.items()})
 
 
 def find_circles(imports: Imports) -> list[list[str]]:

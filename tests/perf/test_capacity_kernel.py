@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.ids import Phase
@@ -15,8 +15,9 @@ from atoll.perf.operators import Array
 from atoll.perf.queueing import load_within
 from atoll.perf.step import Position
 from tests.perf.test_capacity_properties import Case, cases
+from tests.seeds import examples
 
-SOME = settings(max_examples=40, deadline=None, derandomize=True)
+SOME = examples(40)
 ENDS = (Position.FIRST, Position.MIDDLE, Position.LAST)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog import Catalog
@@ -13,13 +13,14 @@ from atoll.perf.batch import Batch
 from atoll.perf.operating_point import largest_batch, operating_point
 from atoll.perf.step import analytic, step_seconds
 from atoll.workload.lengths import LengthMix
+from tests.seeds import examples
 
 CATALOG = Catalog.default()
 LLAMA = CATALOG.model("llama-3.1-8b").llm
 MODEL = analytic(LLAMA, CATALOG.node("L40S:1"))
 MIX = LengthMix.fixed(600.0, 120.0)
 PHASES = st.sampled_from((Phase.PREFILL, Phase.DECODE, Phase.BOTH))
-loads = settings(max_examples=30, deadline=None, derandomize=True)
+loads = examples(30)
 
 
 def units(phase: Phase) -> float:

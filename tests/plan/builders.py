@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-from hypothesis import settings
-
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Flow, Instance, Market, Node, Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
@@ -18,9 +16,10 @@ from atoll.solve.assembly import (
     plan_from_layouts,
 )
 from atoll.workload.lengths import LengthMix
+from tests.seeds import examples
 
 # Enough to hit every branch; HYPOTHESIS_PROFILE=explore still looks further.
-few = settings(max_examples=max(15, settings().max_examples // 4))
+few = examples(15)
 EAST, WEST = "aws/us-east-2", "lab"
 LAYERS = 32
 """Layers of llama-3.1-8b."""

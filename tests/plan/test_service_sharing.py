@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.engines.limits import EngineLimits
@@ -20,8 +20,9 @@ from atoll.plan.service_sharing import (
 )
 from atoll.workload.lengths import LengthMix
 from tests.plan.builders import problem, service
+from tests.seeds import examples
 
-bounded = settings(max_examples=50, deadline=None, derandomize=True)
+bounded = examples(50)
 
 
 @st.composite

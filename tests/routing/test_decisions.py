@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.compiling import entry
@@ -17,6 +17,7 @@ from atoll.routing.graph_router import random_state
 from atoll.routing.policies import POLICIES
 from atoll.routing.route_tables import RouteTables
 from tests.routing.graphs import graphs, layered
+from tests.seeds import examples
 
 _EDGES = "int64[::1], int64[::1], float64[::1], int64[::1], float64[::1]"
 _STATE = "float64[::1], float64[::1], float64[::1], int64[::1]"
@@ -35,7 +36,7 @@ COMPILED = {
 }
 """The decisions as the simulator has them, for Python to call."""
 
-some = settings(max_examples=max(25, settings().max_examples // 2))
+some = examples(25)
 
 
 class State:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UnknownNameError, UsageError
@@ -16,8 +16,9 @@ from atoll.routing.policies import POLICIES
 from atoll.routing.reweight import reweight
 from atoll.routing.route_tables import RouteTables
 from tests.routing.graphs import graphs, instance
+from tests.seeds import examples
 
-some = settings(max_examples=max(25, settings().max_examples // 2))
+some = examples(25)
 
 TWO_BY_TWO = instance(
     [(0, 4), (0, 4), (4, 8), (4, 8)],

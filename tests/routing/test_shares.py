@@ -6,14 +6,15 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.routing.shares import ShareDealer
+from tests.seeds import examples
 
 weights = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=6)
-bounded = settings(max_examples=50, deadline=None, derandomize=True)
+bounded = examples(50)
 
 
 def names(count: int) -> list[str]:

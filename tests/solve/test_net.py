@@ -21,6 +21,7 @@ from atoll.solve.family import SolverFamily
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.solve_progress import Progress, SolveStats
 from atoll.workload.lengths import LengthMix
+from tests.seeds import examples
 
 PROBLEM = Problem(
     name="small",
@@ -221,7 +222,7 @@ def test_a_misuse_is_told_however_late(world: World) -> None:
         world.solve()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     best=st.floats(0.0, 1.0),
     rules=st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog import Catalog
@@ -20,12 +20,13 @@ from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.weighted import plan_weighted, stamp_power
 from atoll.workload.lengths import LengthMix
+from tests.seeds import examples
 
 CATALOG = Catalog.default()
 DIRTY, CLEAN = "dirty", "clean"
 GRID = PowerGrid(g_per_kwh={DIRTY: 600.0, CLEAN: 30.0}, pue=1.2)
 SEEN: list[Plan] = []
-few = settings(max_examples=6, deadline=None, derandomize=True)
+few = examples(6)
 
 
 def problem(rate: float = 6.0, **changes: object) -> Problem:

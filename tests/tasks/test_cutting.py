@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.tasks.cutting import SentenceCutter, sentences
+from tests.seeds import examples
 
-quick = settings(max_examples=50, deadline=None, derandomize=True)
+quick = examples(50)
 # Made of what decides: stops, closers, words that look like ends, spaces.
 _WORDS = [
     "Dr.",

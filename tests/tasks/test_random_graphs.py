@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.tasks.invocation import Invocation
@@ -13,6 +13,7 @@ from atoll.tasks.recording import Recording
 from atoll.tasks.run import Run
 from atoll.tasks.values import Value
 from tests.reference.direct_tasks import run_directly
+from tests.seeds import examples
 from tests.tasks.graphs import (
     Doer,
     Nested,
@@ -25,7 +26,7 @@ from tests.tasks.graphs import (
     programs,
 )
 
-quick = settings(max_examples=50, deadline=None, derandomize=True)
+quick = examples(50)
 LOOKING = ("call", "part", "branch", "loop", "settle")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
@@ -17,6 +17,7 @@ from atoll.telemetry.history import (
     ModelSums,
     bucket_of,
 )
+from tests.seeds import examples
 
 NOW_S = 1_800_000_000
 
@@ -52,7 +53,7 @@ def test_the_finest_steps_that_are_kept_are_read(age_s: int, step_s: int) -> Non
     assert [v for v in found.series["m"]["requests_per_s"] if v is not None] == [2]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=40))
 def test_every_level_counts_the_same(requests: list[int]) -> None:
     store = HistoryStore(None)

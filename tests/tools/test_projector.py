@@ -14,10 +14,11 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 pytest.importorskip("transformers", reason="needs the extra 'engine'")
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.components.projector import Projector, ProjectorShape
+from tests.seeds import examples
 from tools.projector import evaluate
 from tools.projector.bundle import unpack
 from tools.projector.evaluate import Mark, examine, mark_rows, write, write_marks
@@ -26,7 +27,7 @@ from tools.projector.questions import ASKERS, Asker, ask, is_right
 from tools.projector.samples import EXAMS, Batch, Prompt, assemble, training_batch
 
 seeds = st.integers(0, 10**6)
-bounded = settings(max_examples=40, deadline=None, derandomize=True)
+bounded = examples(40)
 
 
 @pytest.fixture(scope="module", autouse=True)

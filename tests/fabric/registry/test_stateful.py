@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from atoll.fabric.registry.records import SessionState
 from tests.fabric.registry.network import Network
+from tests.seeds import examples
 
 picks = st.integers(0, 1 << 16)
 slots = st.sampled_from(("h1", "m001", "m002"))
@@ -81,4 +82,4 @@ class Federation(RuleBasedStateMachine):
 
 
 TestFederation = Federation.TestCase
-TestFederation.settings = settings(max_examples=80, stateful_step_count=40)
+TestFederation.settings = settings(examples(80), stateful_step_count=40)

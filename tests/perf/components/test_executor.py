@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UnknownNameError, UsageError
@@ -32,8 +32,9 @@ from tests.perf.components.builders import (
     node,
     work,
 )
+from tests.seeds import examples
 
-bounded = settings(max_examples=25, deadline=None, derandomize=True)
+bounded = examples(25)
 PROMISED = TEXT.model_copy(update={"ttft_s": 1.0, "tpot_s": 0.05})
 
 

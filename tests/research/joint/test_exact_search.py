@@ -13,13 +13,14 @@ from atoll.solve.joint.joint_problem import cost_of
 from research.joint.exact.candidates import Candidates
 from research.joint.exact.exact_search import exact
 from research.joint.paper_instances import paper_instance
+from tests.seeds import seeds
 from tests.solve.joint.small_problems import paper_optimum, random_problem
 
 pytestmark = pytest.mark.slow
 """Its kernels take most of a minute to compile, and nothing but benchmarks calls them."""
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_it_equals_the_paper_formulation(seed: int) -> None:
     problem = random_problem(seed)
     found = exact(problem, gap=1e-6)

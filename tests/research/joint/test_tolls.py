@@ -11,6 +11,7 @@ from research.joint.exact.candidates import Candidates
 from research.joint.exact.integer_program import JointProgram
 from research.joint.exact.toll_routes import Tolls, TollTable, TollWork
 from research.joint.exact.tolls import raise_tolls
+from tests.seeds import seeds
 from tests.solve.joint.small_problems import paper_optimum, random_problem
 
 pytestmark = pytest.mark.slow
@@ -50,7 +51,7 @@ def _raised(problem: JointProblem, passes: int = 200) -> tuple[float, Tolls, Tol
     return bound, tolls, work
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_the_bound_is_below_the_optimum_and_passes_raise_it(seed: int) -> None:
     problem = random_problem(seed)
     first, best = _raised(problem, passes=1)[0], _raised(problem)[0]
@@ -60,7 +61,7 @@ def test_the_bound_is_below_the_optimum_and_passes_raise_it(seed: int) -> None:
     assert best >= 0.5 * optimum
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_tolls_split_the_rent(seed: int) -> None:
     problem = random_problem(seed)
     _, tolls, _ = _raised(problem)
@@ -89,7 +90,7 @@ def _cheapest(fixed: Floats, part: Floats, late: Floats, wrong: Floats, unmet: f
     return unmet + float(found.fun)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_routes_are_the_cheapest_of_each_type(seed: int) -> None:
     problem = random_problem(seed, types=2, models=4, tiers=2)
     # With both limits near what candidates have, routes over two and three are needed.
@@ -136,7 +137,7 @@ def test_routes_over_three_are_found() -> None:
     assert bound == pytest.approx(3.0 + 100.0 / 3.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_what_opening_adds_is_below_what_it_costs(seed: int) -> None:
     problem = random_problem(seed)
     columns = Candidates.of(problem)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.plan.plan import RequestPath, RequestStep
 from atoll.runtime.graph_server.graph_config import ExecutorAddress, GraphService
 from atoll.runtime.graph_server.path_router import PathRouter, WeightedRoundRobin
 from atoll.workload.classes import Brought
+from tests.seeds import examples
 
 TEXT: Brought = (("text",), ("text",))
 SPOKEN: Brought = (("text", "audio"), ("text", "audio"))
-quick = settings(max_examples=50, deadline=None, derandomize=True)
+quick = examples(50)
 weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 10.0), min_size=1, max_size=6)
 
 

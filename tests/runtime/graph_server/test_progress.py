@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.graph_server.recovery import StreamProgress
 from atoll.tasks.values import Value
+from tests.seeds import examples
 
 TOKENS = [7, 3, 9, 4, 1, 8, 2]
-quick = settings(max_examples=50, deadline=None, derandomize=True)
+quick = examples(50)
 
 
 def chat(inputs: dict[str, Value]) -> Iterator[Value]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
@@ -37,10 +37,11 @@ from tests.runtime.instance.tool_models import (
     matchers,
     write_tool_model,
 )
+from tests.seeds import examples
 
 Json = dict[str, Any]
 CHAT = "/v1/chat/completions"
-BOUNDED = settings(max_examples=25, deadline=None, derandomize=True)
+BOUNDED = examples(25)
 names = st.sampled_from(sorted(MODELS))
 
 
@@ -268,7 +269,7 @@ def test_any_split_of_an_answer_gives_the_same_calls(
 
 
 @given(names, st.integers(0, 5), st.booleans(), st.lists(st.floats(0, 1), min_size=1, max_size=3))
-@settings(BOUNDED, max_examples=40)
+@examples(40)
 def test_a_stream_that_breaks_off_anywhere_goes_on_byte_for_byte(
     codecs: Callable[[str], TextCodec], name: str, seed: int, talks: bool, cuts: list[float]
 ) -> None:

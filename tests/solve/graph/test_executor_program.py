@@ -180,7 +180,7 @@ def test_equal_to_trying_everything(cases: int) -> None:
     assert (checked, equal) == (cases, cases), worst
 
 
-@pytest.mark.parametrize("seed", seeds(6, 15, 30_000))
+@pytest.mark.parametrize("seed", seeds(15, 30_000))
 def test_taking_in_units_one_by_one_finds_the_same(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +190,7 @@ def test_taking_in_units_one_by_one_finds_the_same(
     assert check_case(make_case(seed)).error <= 1e-6
 
 
-@pytest.mark.parametrize("seed", seeds(6, 15, 30_000))
+@pytest.mark.parametrize("seed", seeds(15, 30_000))
 def test_what_is_likely_is_a_start_and_proves_nothing(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

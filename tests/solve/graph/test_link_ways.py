@@ -6,9 +6,10 @@ from collections.abc import Hashable
 import pytest
 
 from atoll.solve.graph.link_ways import list_ways
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_a_way_lets_through_just_the_pairs_that_keep_the_budget(seed: int) -> None:
     rng = random.Random(seed)
     places = [f"p{i}" for i in range(rng.randint(1, 5))]

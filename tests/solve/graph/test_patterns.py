@@ -68,7 +68,7 @@ def check_boxes(program: GraphProgram, answer: GraphAnswer, boxes: tuple) -> Non
     assert Counter(box.offer for box in boxes) == Counter(dict(answer.machines))
 
 
-@pytest.mark.parametrize("seed", seeds(16, 40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_equal_to_trying_all_machines(seed: int) -> None:
     program = small(seed)
     best = cells_brute.solve_boxes(program)
@@ -83,7 +83,7 @@ def test_equal_to_trying_all_machines(seed: int) -> None:
         assert answer.objective == pytest.approx(best.cost, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", seeds(6, 12, 40))
+@pytest.mark.parametrize("seed", seeds(12, 40))
 def test_generated_patterns_reach_what_all_of_them_do(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

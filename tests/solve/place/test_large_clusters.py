@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.rng import stream
@@ -18,8 +18,9 @@ from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.search.flow_search import search
 from atoll.solve.place.search.large_clusters import LARGE, deal, find_sites, place_sites
 from benchmarks.placement.flow_cases import large_cluster, site_fleet
+from tests.seeds import examples
 
-few = settings(max_examples=max(15, settings().max_examples // 3))
+few = examples(15)
 
 
 def sites(n: int) -> FlowInstance:

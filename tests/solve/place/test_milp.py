@@ -47,12 +47,12 @@ def check(
     assert best * (1 - 1e-9) <= found.bound <= best * (1 + 1e-5) + 1e-9
 
 
-@pytest.mark.parametrize("seed", seeds(24, 60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_programs_equal_brute_force(seed: int) -> None:
     check(case(seed), "highs")
 
 
-@pytest.mark.parametrize("half", seeds(12, 30))
+@pytest.mark.parametrize("half", seeds(30))
 def test_the_papers_program_equals_brute_force(half: int) -> None:
     check(case(2 * half), "highs", aggregate=False)
 

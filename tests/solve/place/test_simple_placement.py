@@ -34,6 +34,7 @@ from atoll.solve.place.simple_placement import (
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.simplicity import slowdown
 from atoll.solve.solve_progress import SolveStats
+from tests.seeds import seeds
 
 HOME = """
 services:
@@ -171,7 +172,7 @@ def shelves() -> tuple[Problem, list[TemplateShelf]]:
     return asked, list_shelves(asked, asked.catalog())
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(24))
 def test_the_program_finds_the_least_of_all_choices(
     seed: int, shelves: tuple[Problem, list[TemplateShelf]]
 ) -> None:

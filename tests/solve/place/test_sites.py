@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.rng import stream
@@ -43,8 +43,9 @@ from atoll.solve.place.sites.stock import Stock, StockEntry, list_entries, list_
 from benchmarks.placement.flow_cases import small_cluster
 from benchmarks.planning.scale_placement import fleet
 from tests.reference.flow_brute import brute
+from tests.seeds import examples
 
-few = settings(max_examples=max(12, settings().max_examples // 4))
+few = examples(12)
 FLOW = FlowEffort(objective="max-flow")
 PROMISED = FlowEffort(promise=True)
 
@@ -117,7 +118,7 @@ def test_no_flow_within_a_promise_exceeds_the_bound() -> None:
     assert 0.0 < best <= bound
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(st.integers(0, 2**20))
 def test_filled_stages_carry_what_is_said_with_the_machines_that_are_there(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -142,7 +143,7 @@ def test_filled_stages_carry_what_is_said_with_the_machines_that_are_there(seed:
     assert 0.0 < filled.flow <= bound.value * (1 + 1e-6)
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(st.integers(0, 2**20))
 def test_stages_of_the_largest_flow_have_no_more_machines_than_there_are(seed: int) -> None:
     random = np.random.default_rng(seed)

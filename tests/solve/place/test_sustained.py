@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.compiling import entry
@@ -25,8 +25,9 @@ from atoll.solve.place.sustained.sustained import (
     site_of,
     sustain,
 )
+from tests.seeds import examples
 
-few = settings(max_examples=max(15, settings().max_examples // 3))
+few = examples(15)
 
 DECODE_S, PROMPT_S = 0.002, 0.02
 

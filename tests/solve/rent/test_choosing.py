@@ -20,7 +20,7 @@ from atoll.solve.rent.choosing.level_choice import LevelAllocation, choose_level
 from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
 from atoll.solve.rent.relaxation import Prices, market_prices
 from atoll.solve.rent.rent_search import SMALL, oracles_of
-from tests.seeds import examples
+from tests.seeds import examples, seeds
 from tests.solve.rent.cases import Case, faults, model_of, service, supply_of
 from tests.solve.rent.choosing_cases import ChoiceCase, optima, random_choices
 
@@ -176,7 +176,7 @@ def _possible(row: ChoiceRow, carried: dict[int, float]) -> bool:
     return sum(levels.values()) >= 1.0 - 1e-12 and enough
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 @pytest.mark.parametrize("small", [True, False])
 def test_tiny_cases_by_counting(seed: int, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not small:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.ids import Phase, RoleId
@@ -21,8 +21,9 @@ from atoll.solve.rent.fast import fast_cache, fast_templates
 from atoll.solve.rent.fast.fast_cache import RoleCache, pack, unpack
 from atoll.solve.templates.generate import RoleTables, equal_nodes, generate
 from tests.plan.builders import catalog, problem, service
+from tests.seeds import examples
 
-SOME = settings(max_examples=30, deadline=None, derandomize=True)
+SOME = examples(30)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from atoll.solve.rent.allocation_types import BOTH, DECODE, PREFILL, RunningColu
 from atoll.solve.rent.greedy_allocation import fill, served_share
 from atoll.solve.rent.rent_search import oracles_of
 from atoll.solve.rent.rental_program import cheapest_supply, costs
+from tests.seeds import seeds
 from tests.solve.rent.cases import Case, model_of, optimum, random_case, service, supply_of
 
 
@@ -37,7 +38,7 @@ def test_it_serves_everything_and_fits(seed: int) -> None:
     assert sum(costs(model, solution)) >= least - 1e-6
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_it_finds_something_where_there_is_plenty(seed: int) -> None:
     case = random_case(seed, scarce=0.5)
     supply = replace(case.supply, available=case.supply.available + 50)

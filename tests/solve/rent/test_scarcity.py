@@ -128,7 +128,7 @@ def test_failing_is_saying_that_not_all_can_be_served(seed: int) -> None:
         assert (answer.status, answer.instances, answer.objective) == ("infeasible", (), 0.0)
 
 
-@pytest.mark.parametrize("seed", seeds(3, 6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_the_largest_common_fraction_of_many_items(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -288,7 +288,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.parametrize("deadline_s", [0.2, 1.0, 4.0])
 def test_the_deadline_is_kept(clock: Clock, seed: int, deadline_s: float) -> None:
     case = random_case(seed, services=4, scarce=1.3)

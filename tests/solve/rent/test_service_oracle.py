@@ -15,6 +15,7 @@ from atoll.solve.rent.allocation_types import BOTH, DECODE, PREFILL, RunningColu
 from atoll.solve.rent.items import MANY, ItemPatterns, RentModel, ServiceItems, items_of
 from atoll.solve.rent.service_oracle import ServiceOracle, zones_of
 from atoll.solve.rent.step_functions import GRID
+from tests.seeds import seeds
 from tests.solve.rent.cases import Case, model_of, service, supply_of
 
 Floats = NDArray[np.float64]
@@ -203,7 +204,7 @@ def in_many_regions(seed: int, regions: int = 7) -> tuple[ServiceDemand, Service
 
 
 @pytest.mark.parametrize("grid", [GRID, GRID // 8])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_regions_that_others_lead_change_nothing(seed: int, grid: int) -> None:
     asked, items, price = in_many_regions(seed)
     oracle, plain = (ServiceOracle(asked, items, 7, g) for g in (grid, GRID))

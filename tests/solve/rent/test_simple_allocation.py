@@ -27,7 +27,7 @@ from atoll.solve.rent.allocation_types import (
 )
 from atoll.solve.rent.items import RentModel
 from atoll.solve.rent.simple_allocation import SimpleGoal
-from tests.seeds import examples
+from tests.seeds import examples, seeds
 from tests.solve.rent.cases import Case, faults, random_case, service, supply_of
 
 MOST = 20.0
@@ -239,7 +239,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", seeds(18))
 def test_no_allocation_within_the_cost_has_fewer_pieces(seed: int) -> None:
     case, simplicity = small_case(seed, owned=False), (0.02, 0.2, 0.6)[seed % 3]
     cheapest = solve(case)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.ids import Phase
@@ -21,6 +21,7 @@ from atoll.solve.registry import solve
 from atoll.solve.rent.choosing import search as level_search
 from tests.plan.builders import EAST, catalog, offer, service
 from tests.reference.rent_ilp import RentReference, layouts
+from tests.seeds import examples
 from tests.solve.rent.test_choosing_plans import fleet as choosing_fleet
 
 KINDS = ("L4:1", "L40S:1")
@@ -104,7 +105,7 @@ prices = st.integers(1, 40).map(lambda n: n / 10.0)
 shares = st.sampled_from((0.0, 0.1, 0.25, 0.5, 0.9))
 
 
-@settings(max_examples=max(5, settings().max_examples // 20), deadline=None)
+@examples(5)
 @given(st.lists(st.tuples(prices, st.integers(1, 3)), min_size=4, max_size=4), shares, st.data())
 def test_no_numbers_of_machines_cost_less(
     drawn: list[tuple[float, int]], share: float, data: st.DataObject
@@ -121,7 +122,7 @@ def test_no_numbers_of_machines_cost_less(
     check_against(problem, cheapest_together(problem))
 
 
-@settings(max_examples=max(3, settings().max_examples // 30), deadline=None)
+@examples(3)
 @given(st.tuples(prices, prices), st.sampled_from((0.2, 0.5, 0.7)), st.floats(0.3, 1.8))
 def test_no_pairs_cost_less(drawn: tuple[float, float], share: float, factor: float) -> None:
     sold = [

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from atoll.solve.rent import step_functions as steps
 from atoll.solve.rent.step_functions import EMPTY, GRID, StepFunction, combine, min_with, steps_of
+from tests.seeds import seeds
 
 Floats = NDArray[np.float64]
 
@@ -65,7 +66,7 @@ def test_nothing_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize("lower", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_joined_points_stay_on_their_side(
     monkeypatch: pytest.MonkeyPatch, seed: int, lower: bool
 ) -> None:

@@ -74,7 +74,7 @@ def solve(case: Case, gap: float = 1e-3) -> Allocation:
     return answer
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_pool_has_the_bound_of_all_templates_at_its_prices(seed: int) -> None:
     case = many_templates(seed)
     whole = rent_model(case.services, case.supply, case.limits, (), 0.0, {0: 1.0, 1: 1.0})
@@ -101,7 +101,7 @@ def test_a_pool_has_the_bound_of_all_templates_at_its_prices(seed: int) -> None:
 
 
 @pytest.mark.parametrize("scarce", [0.5, 1.6])
-@pytest.mark.parametrize("seed", seeds(4, 12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_what_is_found_of_a_pool_is_sound(
     seed: int, scarce: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +155,7 @@ def test_what_a_search_finds_is_served_at_the_least_cost(monkeypatch: pytest.Mon
     assert answer.usd_per_hour == pytest.approx(least, rel=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_a_program_goes_on_with_more_templates(seed: int) -> None:
     case = many_templates(seed)
     pool = TemplatePool(case.services, case.supply)
@@ -177,7 +177,7 @@ def test_a_program_goes_on_with_more_templates(seed: int) -> None:
     assert found.objective == pytest.approx(other.objective, rel=2e-3)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_parts_of_instances_price_what_is_short(seed: int) -> None:
     case = many_templates(seed, available=2)
     model = rent_model(case.services, case.supply, case.limits, (), 0.0, {0: 1.0, 1: 1.0})

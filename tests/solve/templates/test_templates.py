@@ -23,7 +23,7 @@ from atoll.solve.templates.generate import (
 from atoll.solve.templates.template_cache import TemplateCache, library_key
 from tests.reference import template_ilp as ilp
 from tests.reference.template_brute import brute_force
-from tests.seeds import examples
+from tests.seeds import examples, seeds
 
 
 def tables(
@@ -252,7 +252,7 @@ def test_partitions_of_equal_nodes_are_counted_once() -> None:
     assert (distinct, equal) == (202, 10)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_equal_to_the_integer_program(seed: int) -> None:
     pytest.importorskip("scipy", reason="the reference solver HiGHS comes with scipy")
     role = tables(seed, 3, 8, stages=3)
