@@ -24,7 +24,7 @@ BASE_EXTRAS := plan,serve,fabric
 ENGINE_EXTRAS := engine,components
 DEMO_EXTRAS := $(ENGINE_EXTRAS),$(BASE_EXTRAS)
 # The tools of developers come with the engine where both are asked for: each run of pip looks at every package anew.
-test test-full test-real bench screenshots lint: DEV_EXTRA := ,dev
+test test-changed test-full test-real bench screenshots lint: DEV_EXTRA := ,dev
 
 # Pip is quiet when it succeeds and shows all it said when it fails. It compiles nothing: Python does so for what
 # it imports, a fifth of the files, and the rest would take 250 MB.
@@ -62,6 +62,11 @@ demo: $(VENV)/engine ## Plan, simulate, serve small real models, kill processes 
 .PHONY: test
 test: $(VENV)/engine $(VENV)/dev ## Lint, types, import rules and the fast tests
 	@$(BIN)/python tools/check.py
+
+SINCE ?= HEAD
+.PHONY: test-changed
+test-changed: $(VENV)/engine $(VENV)/dev ## Lint, types, and of the fast tests those that can see what changed since SINCE (HEAD)
+	@$(BIN)/python tools/check.py --since $(SINCE)
 
 .PHONY: test-full
 test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow tests and those that need extras
@@ -116,7 +121,7 @@ wheel: $(VENV)/dev ## Build wheel and sdist into dist/, install the wheel elsewh
 
 .PHONY: clean
 clean: ## Remove the virtual environment and every cache
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
+	@rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	@find src tests tools benchmarks research -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The environment and what planning, simulating and serving need; all else is added to it. The pip that Python

@@ -1,4 +1,4 @@
-"""The summary of all checks says how many tests there were, and why some were skipped."""
+"""The summary of all checks: what failed, how many tests ran, what they cost, why some were skipped."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tools.check import REAL, ROOT, Check, list_tests, run_all, run_tests
+from tools import check
+from tools.check import REAL, ROOT, Check, list_costs, list_tests, run_all, run_tests
 
 CASES = """
 import pytest
+
+@pytest.fixture(autouse=True)
+def cost(record_property):
+    record_property("before_cpu_s", 2.0)
+    record_property("cpu_s", 0.5)
 
 def test_that_passes():
     pass
@@ -21,15 +27,21 @@ def test_that_cannot_run(number):
 """
 
 
-def test_skips_are_counted_by_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_tests_say_is_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Neither plugins nor their settings: loading them takes longer than all else here.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(check, "KEPT", tmp_path)
     path, plain = tmp_path / "test_cases.py", ("-c", os.devnull, "-p", "no:cacheprovider")
     path.write_text(CASES)
     outcome = run_tests(Check("some", ("pytest", "-q", *plain, str(path))))
     assert "1 passed, 2 skipped" in outcome.said
     assert (outcome.passed, outcome.tests) == (True, 3)
     assert outcome.skipped == {"there is no such engine": 2}
+    assert outcome.cpu_s > 0.0
+    costs = "\n".join(list_costs([outcome]))
+    assert "1.5       3  " in costs
+    assert "6.0          imports and collecting, in 1 processes" in costs
+    assert costs.count("0.50  ") == 3
     path.write_text("def test_that_fails():\n    assert False\n")
     assert not run_tests(outcome.check).passed
 
