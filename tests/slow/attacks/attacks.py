@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.process_cpu import read_core_share, read_schedule_s
-from benchmarks.report import Figure, finish
+from benchmarks.report import Figure
 from tests.slow.attacks import (
     attacks_backends,
     attacks_bodies,
@@ -43,6 +43,7 @@ from tests.slow.attacks import (
 from tests.slow.attacks.attacks_case import MIB, Attack
 from tests.slow.attacks.attacks_site import UNATTACKED, AttackedSite
 from tests.slow.attacks.attacks_watcher import Gap, read_gaps
+from tests.slow.verdict import conclude
 
 _CASE_S = 90.0
 _QUIET_S = 5.0
@@ -291,7 +292,7 @@ def main() -> None:
     show(report)
     outcomes = report.outcomes
     growth = max([o.growth for o in outcomes] + list(report.end_growth.values()), default=0.0)
-    finish(
+    conclude(
         [
             Figure("cases", len(outcomes), 80, at_least=True),
             Figure("server_down", sum(bool(o.down) for o in outcomes), 0),

@@ -7,20 +7,25 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
+from tests.slow.attacks.attacks_site import BODY_BYTES, AttackedSite
 from tests.slow.attacks.attacks_wire import CHAT, Piece, Reply, request_of, talk
-
-if TYPE_CHECKING:
-    from tests.slow.attacks.attacks_site import AttackedSite
 
 MIB = 2**20
 BAD = frozenset({400})
 TOO_LARGE = frozenset({413})
 KEYLESS = frozenset({401})
 FINE = frozenset({200})
+FORBIDDEN = frozenset({403})
+ABSENT = frozenset({404})
+METHOD = frozenset({405})
+LATE = frozenset({408})
 Statuses = frozenset[int]
-Check = Callable[["AttackedSite", Reply], str]
+Body = Callable[[], bytes] | object
+"""Of a request: bytes, what makes them (large ones), or what JSON is made of."""
+Row = tuple[str, Body, Statuses]
+Check = Callable[[AttackedSite, Reply], str]
 """Returns what is wrong with an answer beyond its status; empty: nothing."""
 
 
@@ -102,7 +107,7 @@ def raw(
 def post(
     family: str,
     name: str,
-    body: object | Callable[[], bytes],
+    body: Body,
     allowed: Statuses = BAD,
     *,
     path: str = CHAT,
@@ -117,7 +122,7 @@ def post(
     instance_bytes: int = 0,
     needs_model: bool = False,
 ) -> Attack:
-    """Return an attack that posts a body: bytes, what makes them (large ones), or what JSON is made of."""
+    """Return an attack that posts a body."""
 
     async def run(site: AttackedSite) -> str:
         # In a thread: the backends of this process must go on answering meanwhile.
@@ -137,3 +142,39 @@ def post(
         instance_bytes=instance_bytes,
         needs_model=needs_model,
     )
+
+
+def ask_model(
+    family: str, path: str, rows: list[Row], *, held_bytes: int = BODY_BYTES, named: bool = False
+) -> list[Attack]:
+    """Return attacks on the model by a path, whose names say which if they are `named` by it."""
+    return [
+        post(
+            family,
+            f"{path} {name}" if named else name,
+            body,
+            allowed,
+            path=path,
+            needs_model=True,
+            quick=not callable(body),
+            held_bytes=held_bytes if callable(body) else 8 * MIB,
+            instance_bytes=4 * BODY_BYTES if callable(body) else 16 * MIB,
+            read_s=30.0,
+        )
+        for name, body, allowed in rows
+    ]
+
+
+def admin_closed(site: AttackedSite, reply: Reply) -> str:
+    """Return what is wrong with an answer that must not come from the admin API."""
+    del site
+    opened = b'"backends"' in reply.raw or b"atoll_gateway_" in reply.raw
+    return "the admin API answered" if opened else ""
+
+
+def deep_schema(depth: int) -> dict[str, Any]:
+    """Return a schema of objects in objects."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema

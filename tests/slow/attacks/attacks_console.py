@@ -7,14 +7,21 @@ import json
 from collections.abc import Sequence
 
 from benchmarks.serving.fake_engine import MODEL
-from tests.slow.attacks.attacks_case import BAD, FINE, Attack, Statuses, judge, summarise
+from tests.slow.attacks.attacks_case import (
+    ABSENT,
+    BAD,
+    FINE,
+    FORBIDDEN,
+    METHOD,
+    Attack,
+    Statuses,
+    judge,
+    summarise,
+)
 from tests.slow.attacks.attacks_site import AttackedSite
 from tests.slow.attacks.attacks_wire import Reply, chat_body, head_of, request_of, talk
 
 _PREFIX = "/atoll/v1/"
-_FORBIDDEN = frozenset({403})
-_ABSENT = frozenset({404})
-_METHOD = frozenset({405})
 _BUSY = frozenset({200, 503})
 _LISTENERS = 400
 _QUESTIONS = 200
@@ -58,18 +65,16 @@ def _leak(site: AttackedSite, reply: Reply) -> str:
 
 def _roles() -> list[Attack]:
     said = ("admin", "member", "viewer", "ADMIN", "", "admin, member", "\u00e4")
-    made = [
-        _ask(f"as {r!r}", "GET", f"{_PREFIX}me", _FORBIDDEN, f"x-atoll-role: {r}") for r in said
-    ]
+    made = [_ask(f"as {r!r}", "GET", f"{_PREFIX}me", FORBIDDEN, f"x-atoll-role: {r}") for r in said]
     twice = ("x-atoll-role: viewer", "X-Atoll-Role: admin")
     owner = "x-atoll-owner: root@lab.example"
     return [
         *made,
         _ask("a role twice", "GET", f"{_PREFIX}keys", BAD, *twice),
-        _ask("another owner", "GET", f"{_PREFIX}keys", _FORBIDDEN, owner),
+        _ask("another owner", "GET", f"{_PREFIX}keys", FORBIDDEN, owner),
         _ask("an owner twice", "GET", f"{_PREFIX}keys", BAD, owner, owner),
-        _ask("as an admin", "GET", f"{_PREFIX}me", _FORBIDDEN, "x-atoll-role: admin", who="viewer"),
-        _ask("asks a model", "POST", "/v1/chat/completions", _FORBIDDEN, body=chat_body(MODEL), who="viewer"),
+        _ask("as an admin", "GET", f"{_PREFIX}me", FORBIDDEN, "x-atoll-role: admin", who="viewer"),
+        _ask("asks a model", "POST", "/v1/chat/completions", FORBIDDEN, body=chat_body(MODEL), who="viewer"),
     ]  # fmt: skip
 
 
@@ -80,17 +85,17 @@ def _doors() -> list[Attack]:
     for who in ("member", "viewer"):
         made += [
             *(
-                _ask(path, "GET", f"{_PREFIX}{path}", _FORBIDDEN, who=who)
+                _ask(path, "GET", f"{_PREFIX}{path}", FORBIDDEN, who=who)
                 for path in ("status", "fabric", "backends", "traffic", "routes")
             ),
-            _ask("metrics", "GET", "/metrics", _FORBIDDEN, who=who),
-            _ask("makes an admin", "POST", keys, _FORBIDDEN, body=_EVIL, who=who),
-            _ask("becomes an admin", "PATCH", f"{keys}/{{viewer}}", _FORBIDDEN, body=_EVIL, who=who),
-            _ask("drains", "POST", drain, _FORBIDDEN, body=force, who=who),
-            _ask("takes back", "DELETE", drain, _FORBIDDEN, who=who),
-            _ask("revokes another", "DELETE", f"{keys}/{{viewer}}", _FORBIDDEN, who=who),
-            _ask("revokes nothing", "DELETE", f"{keys}/nobody", _FORBIDDEN, who=who),
-            _ask("another method", "GET", f"{keys}/{{viewer}}", _METHOD, _OVERRIDE, who=who),
+            _ask("metrics", "GET", "/metrics", FORBIDDEN, who=who),
+            _ask("makes an admin", "POST", keys, FORBIDDEN, body=_EVIL, who=who),
+            _ask("becomes an admin", "PATCH", f"{keys}/{{viewer}}", FORBIDDEN, body=_EVIL, who=who),
+            _ask("drains", "POST", drain, FORBIDDEN, body=force, who=who),
+            _ask("takes back", "DELETE", drain, FORBIDDEN, who=who),
+            _ask("revokes another", "DELETE", f"{keys}/{{viewer}}", FORBIDDEN, who=who),
+            _ask("revokes nothing", "DELETE", f"{keys}/nobody", FORBIDDEN, who=who),
+            _ask("another method", "GET", f"{keys}/{{viewer}}", METHOD, _OVERRIDE, who=who),
         ]  # fmt: skip
     paths = (
         "//atoll/v1/keys",
@@ -102,7 +107,7 @@ def _doors() -> list[Attack]:
         f"{_PREFIX}../v1/keys",
         "http://localhost/atoll/v1/keys",
     )
-    made += [_ask(path, "GET", path, _ABSENT) for path in paths]
+    made += [_ask(path, "GET", path, ABSENT) for path in paths]
     return [*made, *_strangers()]
 
 
@@ -110,7 +115,7 @@ def _strangers() -> list[Attack]:
     def stranger(path: str) -> Attack:
         async def run(site: AttackedSite) -> str:
             sent = head_of("GET", path, "x-atoll-role: admin") + b"\r\n"
-            return judge(await talk(site.ports["keyed"], [sent], read_s=8.0), _FORBIDDEN)
+            return judge(await talk(site.ports["keyed"], [sent], read_s=8.0), FORBIDDEN)
 
         return Attack("console", f"no key: {path}", run, quick=True)
 
@@ -138,8 +143,8 @@ def _usage() -> list[Attack]:
     made = [_ask(query[:30], "GET", f"{_PREFIX}usage?{query}", BAD) for query in bad]
     return [
         *made,
-        _ask("of another key", "GET", f"{_PREFIX}usage?key={{viewer}}", _FORBIDDEN),
-        _ask("of no key", "GET", f"{_PREFIX}usage?key=nobody", _FORBIDDEN),
+        _ask("of another key", "GET", f"{_PREFIX}usage?key={{viewer}}", FORBIDDEN),
+        _ask("of no key", "GET", f"{_PREFIX}usage?key=nobody", FORBIDDEN),
         _ask("of its own", "GET", f"{_PREFIX}usage?by=key,owner", FINE),
     ]
 

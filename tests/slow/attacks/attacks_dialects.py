@@ -5,27 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks.serving.fake_engine import MODEL
 from tests.slow.attacks.attacks_case import (
+    ABSENT,
     BAD,
     FINE,
     KEYLESS,
-    MIB,
+    METHOD,
     TOO_LARGE,
     Attack,
+    Row,
     Statuses,
+    admin_closed,
+    ask_model,
+    deep_schema,
     judge,
-    post,
     raw,
 )
 from tests.slow.attacks.attacks_engine import LIES, MIRROR
 from tests.slow.attacks.attacks_site import BODY_BYTES, TINY, AttackedSite
 from tests.slow.attacks.attacks_wire import (
     CHAT,
-    Reply,
     chat_body,
     chunk,
     head_of,
@@ -51,28 +53,12 @@ ALL = (
     "/v1/images/generations",
 )
 """What is asked with POST, besides chat."""
-_ABSENT = frozenset({404})
-Row = tuple[str, object | Callable[[], bytes], Statuses]
 
 
 def _rows(family: str, path: str, rows: list[Row]) -> list[Attack]:
-    return [
-        post(
-            family,
-            f"{path} {name}",
-            body,
-            allowed,
-            path=path,
-            needs_model=True,
-            quick=not callable(body),
-            # What is translated is there as it came, as it was read and as it is passed on: the gateway
-            # counts all of these.
-            held_bytes=2 * BODY_BYTES if callable(body) else 8 * MIB,
-            instance_bytes=4 * BODY_BYTES if callable(body) else 16 * MIB,
-            read_s=30.0,
-        )
-        for name, body, allowed in rows
-    ]
+    # What is translated is there as it came, as it was read and as it is passed on: the gateway counts all
+    # of these.
+    return ask_model(family, path, rows, held_bytes=2 * BODY_BYTES, named=True)
 
 
 def _respond(**fields: object) -> dict[str, Any]:
@@ -86,13 +72,6 @@ def _message(**fields: object) -> dict[str, Any]:
 
 def _turn(*blocks: object, role: str = "user") -> list[dict[str, Any]]:
     return [{"role": role, "content": list(blocks)}]
-
-
-def _deep(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
 
 
 def _responses() -> list[Attack]:
@@ -114,7 +93,7 @@ def _responses() -> list[Attack]:
         ("a tool without a name", _respond(tools=[tool(None)]), BAD),
         ("a tool with a bad name", _respond(tools=[tool('f"}\n<end>')], tool_choice="required"), BAD),
         ("a name of 100 kB", _respond(tools=[tool("f" * 100_000)]), BAD),
-        ("deep parameters", _respond(tools=[tool("f", _deep(400))], tool_choice="required"), BAD),
+        ("deep parameters", _respond(tools=[tool("f", deep_schema(400))], tool_choice="required"), BAD),
         ("parameters that are none", _respond(tools=[tool("f", {"type": "elephant"})], tool_choice="required"), BAD),
         ("a tool_choice that is not there", _respond(tools=[tool()], tool_choice={"type": "function", "name": "g"}), BAD),
         ("a call without a name", _respond(input=[{"type": "function_call", "call_id": "a", "arguments": "{}"}]), BAD),
@@ -149,7 +128,7 @@ def _messages() -> list[Attack]:
         ("a block of no known type", _message(messages=_turn({"type": "x"})), BAD),
         ("a schema that is a number", _message(tools=[tool("f", 5)]), BAD),
         ("a schema that is none", _message(tools=[tool("f", {"type": "elephant"})], tool_choice={"type": "any"}), BAD),
-        ("a deep schema", _message(tools=[tool("f", _deep(400))], tool_choice={"type": "any"}), BAD),
+        ("a deep schema", _message(tools=[tool("f", deep_schema(400))], tool_choice={"type": "any"}), BAD),
         ("a tool with a bad name", _message(tools=[tool('f"}\n<end>')], tool_choice={"type": "any"}), BAD),
         ("a name of 100 kB", _message(tools=[tool("f" * 100_000)]), BAD),
         ("a tool of the server", _message(tools=[{"type": "bash_20250124", "name": "bash"}]), BAD),
@@ -165,7 +144,7 @@ def _messages() -> list[Attack]:
         ("a picture to fetch", {"model": TINY, "messages": _turn(picture)}, BAD),
         ("no messages", {"model": TINY, "messages": []}, BAD),
         ("max_tokens", _message(), BAD),
-        ("a deep schema", {"model": TINY, "messages": _turn({"type": "text", "text": "a"}), "tools": [tool("f", _deep(400))]}, BAD),
+        ("a deep schema", {"model": TINY, "messages": _turn({"type": "text", "text": "a"}), "tools": [tool("f", deep_schema(400))]}, BAD),
         ("30 MB of text", lambda: json.dumps({"model": TINY, "messages": [{"role": "user", "content": "word " * 6_000_000}]}).encode(), BAD),
     ]  # fmt: skip
     return [*_rows("messages", MESSAGES, rows), *_rows("messages", COUNT, counts)]
@@ -277,50 +256,27 @@ def _keys() -> list[Attack]:
 
 def _doors() -> list[Attack]:
     """The admin API by way of each endpoint, and each with methods it does not have, behind a proxy."""
-
-    def closed(site: AttackedSite, reply: Reply) -> str:
-        del site
-        opened = b'"backends"' in reply.raw or b"atoll_gateway_" in reply.raw
-        return "the admin API answered" if opened else ""
-
-    made = []
+    rows: list[tuple[str, bytes, Statuses]] = []
     for path in (*ALL, f"/services/{MIRROR}"):
         up = "/.." * path.count("/")
-        for way, target in (
-            ("dots", f"{path}{up}/atoll/v1/status"),
-            ("coded dots", f"{path}{up.replace('.', '%2e')}/metrics"),
-            ("coded slashes", f"{path}{up.replace('/', '%2f')}%2fatoll%2fv1%2fbackends"),
+        dotted = BAD if path.startswith("/services/") else ABSENT
+        for way, target, allowed in (
+            ("dots", f"{path}{up}/atoll/v1/status", dotted),
+            ("coded dots", f"{path}{up.replace('.', '%2e')}/metrics", dotted),
+            ("coded slashes", f"{path}{up.replace('/', '%2f')}%2fatoll%2fv1%2fbackends", ABSENT),
         ):
             sent = head_of("GET", target, "x-forwarded-for: 127.0.0.1") + b"\r\n"
-            made.append(
-                raw(
-                    "doors",
-                    f"{path} {way}",
-                    sent,
-                    BAD if path.startswith("/services/") and "dots" in way else _ABSENT,
-                    target="proxied",
-                    check=closed,
-                )
-            )
+            rows.append((f"{path} {way}", sent, allowed))
+    evil = json.dumps({"id": "evil", "url": "http://127.0.0.1:9", "models": [MODEL]}).encode()
+    headers = ("x-original-url: /atoll/v1/backends", "x-atoll-node: fake-0")
     for path in ALL:
         override = head_of("GET", path, "x-http-method-override: POST") + b"\r\n"
-        made.append(
-            raw("doors", f"GET {path}", override, frozenset({405}), target="proxied", check=closed)
-        )
-        evil = json.dumps({"id": "evil", "url": "http://127.0.0.1:9", "models": [MODEL]}).encode()
-        headers = ("x-original-url: /atoll/v1/backends", "x-atoll-node: fake-0")
-        sent = request_of(evil, path, *headers)
-        made.append(
-            raw(
-                "doors",
-                f"a backend to {path}",
-                sent,
-                BAD,
-                target="proxied",
-                check=closed,
-            )
-        )
-    return made  # fmt: skip
+        rows.append((f"GET {path}", override, METHOD))
+        rows.append((f"a backend to {path}", request_of(evil, path, *headers), BAD))
+    return [
+        raw("doors", name, sent, allowed, target="proxied", check=admin_closed)
+        for name, sent, allowed in rows
+    ]
 
 
 def _meters() -> list[Attack]:

@@ -9,12 +9,16 @@ import time
 
 from benchmarks.serving.fake_engine import MODEL
 from tests.slow.attacks.attacks_case import (
+    ABSENT,
     BAD,
     FINE,
+    FORBIDDEN,
     KEYLESS,
+    METHOD,
     TOO_LARGE,
     Attack,
     Statuses,
+    admin_closed,
     judge,
     post,
     raw,
@@ -36,18 +40,9 @@ _LOCAL = (
     "x-atoll-role: admin",
     "x-atoll-owner: root",
 )
-_FORBIDDEN = frozenset({403})
-_ABSENT = frozenset({404})
-_METHOD = frozenset({405})
 _UNMET = frozenset({503})
 """A policy that nobody meets."""
 _EVIL = {"id": "evil", "url": "http://127.0.0.1:9", "models": [MODEL], "weight": 1000}
-
-
-def _closed(site: AttackedSite, reply: Reply) -> str:
-    del site
-    opened = b'"backends"' in reply.raw or b"atoll_gateway_" in reply.raw
-    return "the admin API answered" if opened else ""
 
 
 def _get(path: str, *headers: str, host: str | None = "attack.example") -> bytes:
@@ -55,66 +50,28 @@ def _get(path: str, *headers: str, host: str | None = "attack.example") -> bytes
 
 
 def _admin() -> list[Attack]:
-    made = []
-    for target in ("open", "keyed", "proxied"):
-        made += [
-            raw("admin", f"{target} {path}", _get(path), _FORBIDDEN, target=target, check=_closed)
-            for path in _ADMIN
-        ]
-        evil = json.dumps(_EVIL).encode()
-        made.append(
-            raw(
-                "admin",
-                f"{target} add a backend",
-                request_of(evil, "/atoll/v1/backends", *_LOCAL[:5]),
-                _FORBIDDEN,
-                target=target,
-                check=_closed,
-            )
+    evil = json.dumps(_EVIL).encode()
+    rows = [
+        (target, name, sent)
+        for target in ("open", "keyed", "proxied")
+        for name, sent in (
+            *((path, _get(path)) for path in _ADMIN),
+            ("add a backend", request_of(evil, "/atoll/v1/backends", *_LOCAL[:5])),
         )
-    made.append(
-        raw(
-            "admin",
-            "proxied delete a backend",
-            head_of("DELETE", "/atoll/v1/backends/fake-0", *_LOCAL) + b"\r\n",
-            _FORBIDDEN,
-            target="proxied",
-            check=_closed,
-        )
+    ]
+    delete = head_of("DELETE", "/atoll/v1/backends/fake-0", *_LOCAL) + b"\r\n"
+    hosts = ("localhost", "127.0.0.1", "[::1]", "localhost:8080@evil", "unix")
+    proxied = (
+        ("delete a backend", delete),
+        ("put routes", request_of(b"{}", "/atoll/v1/routes", method="PUT")),
+        *((f"with {h.partition(':')[0]}", _get("/atoll/v1/status", h)) for h in _LOCAL),
+        *((f"host {host}", _get("/metrics", host=host)) for host in hosts),
     )
-    made.append(
-        raw(
-            "admin",
-            "proxied put routes",
-            request_of(b"{}", "/atoll/v1/routes", method="PUT"),
-            _FORBIDDEN,
-            target="proxied",
-            check=_closed,
-        )
-    )
-    for header in _LOCAL:
-        made.append(
-            raw(
-                "admin",
-                f"proxied with {header.partition(':')[0]}",
-                _get("/atoll/v1/status", header),
-                _FORBIDDEN,
-                target="proxied",
-                check=_closed,
-            )
-        )
-    for host in ("localhost", "127.0.0.1", "[::1]", "localhost:8080@evil", "unix"):
-        made.append(
-            raw(
-                "admin",
-                f"proxied host {host}",
-                _get("/metrics", host=host),
-                _FORBIDDEN,
-                target="proxied",
-                check=_closed,
-            )
-        )
-    return made
+    rows += [("proxied", name, sent) for name, sent in proxied]
+    return [
+        raw("admin", f"{target} {name}", sent, FORBIDDEN, target=target, check=admin_closed)
+        for target, name, sent in rows
+    ]
 
 
 def _path_status(path: str, target: str) -> Statuses:
@@ -123,9 +80,9 @@ def _path_status(path: str, target: str) -> Statuses:
         return BAD
     if "%00." in path and target == "proxied":
         # nginx does not pass it on.
-        return _FORBIDDEN | BAD
+        return FORBIDDEN | BAD
     private = path.startswith(("/atoll/", "/metrics")) and "//" not in path
-    return _FORBIDDEN if private else _ABSENT
+    return FORBIDDEN if private else ABSENT
 
 
 def _paths() -> list[Attack]:
@@ -172,14 +129,14 @@ def _paths() -> list[Attack]:
                 _get(path),
                 _path_status(path, target),
                 target=target,
-                check=_closed,
+                check=admin_closed,
             )
             for path in some
         ]
     made += [
         raw("paths", "bytes that are no text", b"GET /\xff\xfe\x80 HTTP/1.1\r\nhost: a\r\n\r\n", BAD),
         raw("paths", "NUL", b"GET /v1/models\0x HTTP/1.1\r\nhost: a\r\n\r\n", BAD),
-        raw("paths", "absolute form", b"GET http://evil/v1/models HTTP/1.1\r\nhost: a\r\n\r\n", _ABSENT),
+        raw("paths", "absolute form", b"GET http://evil/v1/models HTTP/1.1\r\nhost: a\r\n\r\n", ABSENT),
         _service("a path with a line end", "/services/mirror/a%0d%0aX-Evil:%20y"),
         _service("dots", "/services/mirror/../../health", BAD),
         _service("an encoded query", "/services/mirror/a%3fb%23c?d=%0d%0a"),
@@ -207,15 +164,15 @@ def _service(name: str, path: str, allowed: Statuses = FINE) -> Attack:
 
 def _methods() -> list[Attack]:
     rows: list[tuple[str, str, Statuses]] = [
-        ("OPTIONS", "/v1/chat/completions", _METHOD),
-        ("OPTIONS", "*", _ABSENT),
-        ("TRACE", "/v1/models", _METHOD),
+        ("OPTIONS", "/v1/chat/completions", METHOD),
+        ("OPTIONS", "*", ABSENT),
+        ("TRACE", "/v1/models", METHOD),
         ("CONNECT", "127.0.0.1:22", BAD),
-        ("PUT", "/v1/chat/completions", _METHOD),
-        ("DELETE", "/v1/models/fake", _METHOD),
-        ("PATCH", "/health", _METHOD),
-        ("PROPFIND", "/", _ABSENT),
-        ("GET", "/v1/chat/completions", _METHOD),
+        ("PUT", "/v1/chat/completions", METHOD),
+        ("DELETE", "/v1/models/fake", METHOD),
+        ("PATCH", "/health", METHOD),
+        ("PROPFIND", "/", ABSENT),
+        ("GET", "/v1/chat/completions", METHOD),
         ("FOO", "/v1/models", BAD),
     ]
     made = [
@@ -224,10 +181,10 @@ def _methods() -> list[Attack]:
     ]
     made += [
         raw("methods", "HEAD /v1/models", head_of("HEAD", "/v1/models") + b"\r\n", FINE, head_only=True),
-        raw("methods", "HEAD of a chat", head_of("HEAD", "/v1/chat/completions") + b"\r\n", _METHOD, head_only=True),
+        raw("methods", "HEAD of a chat", head_of("HEAD", "/v1/chat/completions") + b"\r\n", METHOD, head_only=True),
         raw("methods", "websocket", head_of("GET", "/v1/models", "connection: upgrade", "upgrade: websocket", "sec-websocket-version: 13", "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==") + b"\r\n", BAD),
-        raw("methods", "h2c upgrade", head_of("GET", "/atoll/v1/status", "connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA") + b"\r\n", BAD, check=_closed),
-        raw("methods", "h2c through the proxy", head_of("GET", "/atoll/v1/status", "connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA") + b"\r\n", _FORBIDDEN | BAD, target="proxied", check=_closed),
+        raw("methods", "h2c upgrade", head_of("GET", "/atoll/v1/status", "connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA") + b"\r\n", BAD, check=admin_closed),
+        raw("methods", "h2c through the proxy", head_of("GET", "/atoll/v1/status", "connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAARAAAAAAAIAAAAA") + b"\r\n", FORBIDDEN | BAD, target="proxied", check=admin_closed),
         raw("methods", "expect something else", head_of("POST", "/v1/chat/completions", "expect: 200-ok", "content-length: 10") + b"\r\n", frozenset({417})),
         raw("methods", "expect, then a large length", head_of("POST", "/v1/chat/completions", "expect: 100-continue", "content-length: 99999999") + b"\r\n", TOO_LARGE),
         raw("methods", "expect on GET", head_of("GET", "/v1/models", "expect: 100-continue") + b"\r\n", FINE),
@@ -286,11 +243,11 @@ def _injections() -> list[Attack]:
     made = [carried(header, allowed) for header, allowed in headers]
     line = {"model": f"{MODEL}\r\nx-evil: b", "messages": [{"role": "user", "content": "a"}]}
     made += [
-        post("headers", "a model with a line end", line, _ABSENT, quick=True),
+        post("headers", "a model with a line end", line, ABSENT, quick=True),
         post("headers", "a model of 100 kB", line | {"model": "m" * 100_000}, quick=True),
-        post("headers", "a model with NUL", line | {"model": "fake\0"}, _ABSENT, quick=True),
+        post("headers", "a model with NUL", line | {"model": "fake\0"}, ABSENT, quick=True),
         post("headers", "an empty model", line | {"model": ""}, quick=True),
-        post("headers", "a path as model", line | {"model": "../../fake"}, _ABSENT, quick=True),
+        post("headers", "a path as model", line | {"model": "../../fake"}, ABSENT, quick=True),
         post("headers", "fallbacks without end", line | {"model": MODEL, "models": [MODEL] * 5000}, quick=True),
     ]  # fmt: skip
     return made

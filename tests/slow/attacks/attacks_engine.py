@@ -6,9 +6,10 @@ The way is named by the model asked for (`hostile-WAY`); `mirror` answers with t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Awaitable, Callable
+
+from tests.slow.tcp_server import TcpServer
 
 MIRROR = "mirror"
 NARROW = "narrow"
@@ -230,14 +231,12 @@ WAYS: dict[str, Way] = {
 }
 
 
-class HostileBackend:
+class HostileBackend(TcpServer):
     """Listens, answers health checks, and misbehaves otherwise, in one way; None: the mirror."""
 
     def __init__(self, way: str | None) -> None:
+        super().__init__()
         self._way = way
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.port = 0
         self.requests: list[bytes] = []
         """Everything but health checks that came here, as it came."""
         self.asked = 0
@@ -245,28 +244,8 @@ class HostileBackend:
         self.running = 0
         """Requests that are being answered."""
 
-    async def open(self) -> None:
-        """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def close(self) -> None:
-        """Stop listening and reset every connection."""
-        if self._server is not None:
-            self._server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError, ConnectionError):
-                await self._answer(reader, writer)
-        finally:
-            self._writers.discard(writer)
-            writer.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer requests, each in its way."""
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             if head.startswith(b"GET /health"):

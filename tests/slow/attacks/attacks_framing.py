@@ -8,7 +8,7 @@ of others. Each of these is refused, or the connection closed; none may be answe
 from __future__ import annotations
 
 from benchmarks.serving.fake_engine import MODEL
-from tests.slow.attacks.attacks_case import BAD, FINE, KEYLESS, TOO_LARGE, Attack, raw
+from tests.slow.attacks.attacks_case import BAD, FINE, KEYLESS, LATE, TOO_LARGE, Attack, raw
 from tests.slow.attacks.attacks_site import DEADLINES, AttackedSite
 from tests.slow.attacks.attacks_wire import Reply, chat_body, chunk, head_of
 
@@ -17,7 +17,6 @@ _HEAD = head_of() + b"content-type: application/json\r\n"
 _INNER = b"GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _END = b"0\r\n\r\n"
-_LATE = frozenset({408})
 _LARGE = frozenset({431})
 _WHOLE = chunk(_BODY) + _END
 
@@ -79,7 +78,7 @@ def _chunks() -> list[Attack]:
     made = [raw("chunks", name, sent, BAD, check=_smuggled) for name, sent in rows]
     # Whatever its length, it is waited for as long as for any body.
     made.append(
-        raw("chunks", "chunk size of 2^64 - 1", head + b"ffffffffffffffff\r\n" + _BODY, _LATE,
+        raw("chunks", "chunk size of 2^64 - 1", head + b"ffffffffffffffff\r\n" + _BODY, LATE,
             check=_smuggled, read_s=DEADLINES["body_s"] + 3.0, quick=False)
     )  # fmt: skip
     made.append(raw("chunks", "chunk extensions", head + chunk(_BODY, b";a=b;c") + _END, FINE))

@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-from tests.slow.attacks.attacks_case import BAD, FINE, MIB, TOO_LARGE, Attack, Statuses, post
-from tests.slow.attacks.attacks_site import BODY_BYTES, TINY
+from tests.slow.attacks.attacks_case import (
+    BAD,
+    FINE,
+    TOO_LARGE,
+    Attack,
+    Row,
+    ask_model,
+    deep_schema,
+)
+from tests.slow.attacks.attacks_site import TINY
 from tests.slow.attacks.attacks_wire import CHAT, chat_body
 
 _COMPLETIONS = "/v1/completions"
-Body = Callable[[], bytes] | bytes | dict[str, Any]
 
 
 def _prompt(prompt: object, **fields: object) -> dict[str, Any]:
@@ -32,13 +38,6 @@ def _schema(schema: object) -> dict[str, Any]:
     return _chat(response_format=form)
 
 
-def _deep_schema(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
-
-
 def _tools(count: int, parameters: object) -> list[dict[str, Any]]:
     return [
         {"type": "function", "function": {"name": f"f{i}", "parameters": parameters}}
@@ -46,29 +45,9 @@ def _tools(count: int, parameters: object) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(
-    family: str, rows: list[tuple[str, Body, Statuses]], path: str, large: bool = False
-) -> list[Attack]:
-    return [
-        post(
-            family,
-            name,
-            body,
-            allowed,
-            path=path,
-            needs_model=True,
-            quick=not callable(body) and not large,
-            held_bytes=BODY_BYTES if callable(body) else 8 * MIB,
-            instance_bytes=4 * BODY_BYTES if callable(body) else 16 * MIB,
-            read_s=30.0,
-        )
-        for name, body, allowed in rows
-    ]
-
-
 def _prompts() -> list[Attack]:
     many = 6_000_000
-    texts: list[tuple[str, Body, Statuses]] = [
+    texts: list[Row] = [
         ("30 MB of one word", lambda: json.dumps(_prompt("word " * many)).encode(), BAD),
         ("30 MB of one letter", lambda: json.dumps(_prompt("a" * 5 * many)).encode(), BAD),
         ("30 MB of spaces", lambda: json.dumps(_prompt(" " * 5 * many)).encode(), BAD),
@@ -90,7 +69,7 @@ def _prompts() -> list[Attack]:
         ("one more than that", _prompt("a" * 1025), BAD),
         ("special tokens as text", _prompt("<end>" * 200), FINE),
     ]  # fmt: skip
-    chats: list[tuple[str, Body, Statuses]] = [
+    chats: list[Row] = [
         ("chat: 30 MB of one word", lambda: chat_body(TINY, "word " * many), BAD),
         ("chat: 50,000 messages", lambda: json.dumps(_chat(messages=[{"role": "user", "content": "a"}] * 50_000)).encode(), BAD),
         ("chat: template injection", _chat(messages=[{"role": "user", "content": "{{ 7*7 }}{% for i in range(10**9) %}x{% endfor %}"}]), FINE),
@@ -101,11 +80,11 @@ def _prompts() -> list[Attack]:
         ("chat: functions", _chat(functions=[{"name": "f", "parameters": {}}]), BAD),
         ("chat: sound", _chat(modalities=["text", "audio"], audio={"voice": "a", "format": "wav"}), BAD),
     ]  # fmt: skip
-    return [*_rows("prompts", texts, _COMPLETIONS), *_rows("prompts", chats, CHAT)]
+    return [*ask_model("prompts", _COMPLETIONS, texts), *ask_model("prompts", CHAT, chats)]
 
 
 def _lists() -> list[Attack]:
-    rows: list[tuple[str, Body, Statuses]] = [
+    rows: list[Row] = [
         ("1,000,000 stop_token_ids", lambda: json.dumps(_chat(stop_token_ids=list(range(1_000_000)))).encode(), BAD),
         ("10,000 stop_token_ids", _chat(stop_token_ids=list(range(10_000))), BAD),
         ("stop_token_ids of 10^30", _chat(stop_token_ids=[10**30]), BAD),
@@ -152,7 +131,7 @@ def _lists() -> list[Attack]:
     for row in rows:
         body = row[1]
         path = _COMPLETIONS if isinstance(body, dict) and "prompt" in body else CHAT
-        made += _rows("lists", [row], path)
+        made += ask_model("lists", path, [row])
     return made
 
 
@@ -176,13 +155,13 @@ def _schemas() -> list[Attack]:
         + b"}" * 20_000
         + b"}}}"
     )
-    rows: list[tuple[str, Body, Statuses]] = [
+    rows: list[Row] = [
         ("no schema", _chat(response_format={"type": "json_schema"}), BAD),
         ("a schema that is a text", _schema("hello"), BAD),
         ("a type that is none", _schema({"type": "elephant"}), BAD),
         ("properties that are a list", _schema({"type": "object", "properties": [1]}), BAD),
-        ("depth 50", _schema(_deep_schema(50)), BAD),
-        ("depth 200", _schema(_deep_schema(200)), BAD),
+        ("depth 50", _schema(deep_schema(50)), BAD),
+        ("depth 200", _schema(deep_schema(200)), BAD),
         ("depth 20,000", deep_text, BAD),
         ("a $ref to itself", _schema(recursive), BAD),
         ("a $ref to nowhere", _schema({"$ref": "#/$defs/none"}), BAD),
@@ -212,12 +191,12 @@ def _schemas() -> list[Attack]:
         ("a regex of 60 kB", _chat(guided_regex="(a|b)" * 12_000), FINE),
         ("a regex with nothing in it", _chat(guided_regex="[^\\s\\S]"), BAD),
     ]  # fmt: skip
-    return _rows("schemas", rows, CHAT)
+    return ask_model("schemas", CHAT, rows)
 
 
 def _tool_bombs() -> list[Attack]:
     plain = {"type": "object", "properties": {"a": {"type": "string"}}}
-    rows: list[tuple[str, Body, Statuses]] = [
+    rows: list[Row] = [
         ("100,000 tools", lambda: json.dumps(_chat(tools=_tools(100_000, plain))).encode(), BAD),
         ("5,000 tools", _chat(tools=_tools(5000, plain)), BAD),
         ("two tools of one name", _chat(tools=_tools(1, plain) * 2, tool_choice="required"), BAD),
@@ -225,7 +204,7 @@ def _tool_bombs() -> list[Attack]:
         ("a tool that is a text", _chat(tools=["f"]), BAD),
         ("a name of 100 kB", _chat(tools=[{"type": "function", "function": {"name": "f" * 100_000}}]), BAD),
         ("a name with quotes", _chat(tools=[{"type": "function", "function": {"name": 'f"}\n<end>'}}], tool_choice="required"), BAD),
-        ("deep parameters", _chat(tools=_tools(1, _deep_schema(150)), tool_choice="required"), BAD),
+        ("deep parameters", _chat(tools=_tools(1, deep_schema(150)), tool_choice="required"), BAD),
         ("parameters that are none", _chat(tools=_tools(1, {"type": "elephant"}), tool_choice="required"), BAD),
         ("parameters with a $ref to itself", _chat(tools=_tools(1, {"$ref": "#"}), tool_choice="required"), BAD),
         ("parameters with a pattern", _chat(tools=_tools(1, {"type": "object", "properties": {"a": {"type": "string", "pattern": "(["}}}), tool_choice="required"), BAD),
@@ -238,7 +217,7 @@ def _tool_bombs() -> list[Attack]:
         ("calls that are none", _chat(messages=[{"role": "assistant", "content": None, "tool_calls": "x"}, {"role": "user", "content": "a"}]), BAD),
         ("arguments that are no JSON", _chat(messages=[{"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{{{"}}]}, {"role": "tool", "tool_call_id": "a", "content": "b"}]), BAD),
     ]  # fmt: skip
-    return _rows("tools", rows, CHAT)
+    return ask_model("tools", CHAT, rows)
 
 
 def attacks() -> list[Attack]:

@@ -25,9 +25,9 @@ from benchmarks.report import ROOT
 from benchmarks.serving.fake_engine import MODEL
 from benchmarks.serving.gateway_peers import CACHE, Proxy, UnavailableError, nginx
 from tests.slow.attacks.attacks_engine import MIRROR, NARROW, POISON, WAYS, HostileBackend
-from tests.slow.attacks.attacks_proxy import PlainProxy
 from tests.slow.attacks.attacks_wire import HOST, head_of, talk
-from tests.slow.churn.churn_processes import _dies_with_parent
+from tests.slow.processes import ask_atoll, dies_with_parent
+from tests.slow.tcp_server import Relay
 
 if TYPE_CHECKING:
     from atoll.runtime.local.local_fleet import LocalFleet
@@ -84,11 +84,18 @@ class Server:
         with contextlib.suppress(OSError):
             Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
-    def cpu_s(self) -> float:
-        """Return the CPU seconds it has used."""
-        from benchmarks.process_cpu import read_cpu_s
 
-        return read_cpu_s([self.pid])
+class PlainProxy(Relay):
+    """A reverse proxy that says who asked first on a connection, and passes all else on as it is."""
+
+    async def begin(self, reader: asyncio.StreamReader, there: asyncio.StreamWriter) -> None:
+        """Add X-Forwarded-For to the first request."""
+        there.write(await reader.readuntil(b"\r\n") + b"x-forwarded-for: 203.0.113.7\r\n")
+
+    def end(self, writer: asyncio.StreamWriter) -> None:
+        """Pass on half of a close."""
+        with contextlib.suppress(OSError, RuntimeError):
+            writer.write_eof()
 
 
 def _memory(pid: int, field: str) -> int:
@@ -129,16 +136,10 @@ class AttackedSite:
         if self._with_model:
             backends.append(await self._start_model())
         database = f"sqlite:///{self.folder / 'accounts.db'}"
-        created = await self._atoll("keys", "create", "attacks", "--db", database, "--json")
-        self.key = str(created["key"])
-        created = await self._atoll(
-            "keys", "create", "looks", "--role", "viewer", "--db", database, "--json"
-        )
-        self.viewer_key = str(created["key"])
-        created = await self._atoll(
-            "keys", "create", "old", "--expires", f"{_EXPIRES_S:.0f}s", "--db", database, "--json"
-        )
-        self.expired_key = str(created["key"])
+        self.key = await self._new_key(database, "attacks")
+        self.viewer_key = await self._new_key(database, "looks", "--role", "viewer")
+        expires = ("--expires", f"{_EXPIRES_S:.0f}s")
+        self.expired_key = await self._new_key(database, "old", *expires)
         self.expired_s = time.monotonic() + _EXPIRES_S
         accounts = ("--db", database, "--journal", str(self.folder / "journal"))
         await asyncio.gather(
@@ -147,6 +148,11 @@ class AttackedSite:
             self._start_gateway(UNATTACKED, [await self._start_engine("fake-2")], "--open"),
         )
         await self._start_proxy()
+
+    async def _new_key(self, database: str, name: str, *options: str) -> str:
+        runtime = {"XDG_RUNTIME_DIR": str(self.folder)}
+        words = ("keys", "create", name, *options, "--db", database, "--json")
+        return str((await ask_atoll(*words, **runtime))["key"])
 
     async def _start_engines(self) -> list[dict[str, Any]]:
         backends = [await self._start_engine(f"fake-{number}") for number in range(2)]
@@ -265,17 +271,10 @@ class AttackedSite:
                 stdout=stdout,
                 stderr=sink,
                 env=os.environ | {"XDG_RUNTIME_DIR": str(self.folder)},
-                preexec_fn=_dies_with_parent,
+                preexec_fn=dies_with_parent,
             )
         self._processes.append(process)
         return process
-
-    async def _atoll(self, *arguments: str) -> Any:
-        process = await self._start("-m", "atoll", *arguments, stdout=PIPE, log="atoll")
-        answer, _ = await process.communicate()
-        if process.returncode:
-            raise RuntimeError((self.folder / "atoll.log").read_text()[-2000:])
-        return json.loads(answer)
 
     async def watch(self, gaps: Path) -> None:
         """Start the well-behaved clients; what they wait is told in a file."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import socket
 
-from tests.slow.attacks.attacks_case import KEYLESS, MIB, TOO_LARGE, Attack, judge, summarise
+from tests.slow.attacks.attacks_case import KEYLESS, LATE, MIB, TOO_LARGE, Attack, judge, summarise
 from tests.slow.attacks.attacks_engine import MIRROR
 from tests.slow.attacks.attacks_site import BODY_BYTES, BUFFERED_BYTES, DEADLINES, AttackedSite
 from tests.slow.attacks.attacks_wire import (
@@ -22,7 +22,6 @@ from tests.slow.attacks.attacks_wire import (
     talk,
 )
 
-_LATE = frozenset({408})
 _HELD = frozenset({408, 503})
 """What is held of unfinished bodies is so much that some are refused; the rest is too late."""
 _CHUNKED = "transfer-encoding: chunked"
@@ -36,14 +35,14 @@ async def _slow_headers(site: AttackedSite) -> str:
     for number in range(12):
         pieces += [0.5, b"x-%d: y\r\n" % number]
     reply = await talk(site.ports["open"], pieces, read_s=4.0)
-    return judge(reply, _LATE)
+    return judge(reply, LATE)
 
 
 async def _slow_first_line(site: AttackedSite) -> str:
     pieces: list[Piece] = []
     for byte in b"GET /v1/mo":
         pieces += [bytes((byte,)), 0.5]
-    return judge(await talk(site.ports["open"], pieces, read_s=4.0), _LATE)
+    return judge(await talk(site.ports["open"], pieces, read_s=4.0), LATE)
 
 
 async def _slow_nothing(site: AttackedSite) -> str:
@@ -55,14 +54,14 @@ async def _slow_body(site: AttackedSite) -> str:
     pieces: list[Piece] = [head_of() + b"content-length: 1000\r\n\r\n"]
     for _ in range(20):
         pieces += [b" ", 0.5]
-    return judge(await talk(site.ports["open"], pieces, read_s=4.0), _LATE)
+    return judge(await talk(site.ports["open"], pieces, read_s=4.0), LATE)
 
 
 async def _slow_chunked_body(site: AttackedSite) -> str:
     pieces: list[Piece] = [head_of("POST", "/v1/chat/completions", _CHUNKED) + b"\r\n"]
     for _ in range(20):
         pieces += [chunk(b" "), 0.5]
-    return judge(await talk(site.ports["open"], pieces, read_s=4.0), _LATE)
+    return judge(await talk(site.ports["open"], pieces, read_s=4.0), LATE)
 
 
 async def _slow_many(site: AttackedSite) -> str:
@@ -70,7 +69,7 @@ async def _slow_many(site: AttackedSite) -> str:
         pieces: list[Piece] = [b"GET /v1/models HTTP/1.1\r\n"]
         for _ in range(5):
             pieces += [1.0, b"x: y\r\n"]
-        return judge(await talk(site.ports["open"], pieces, read_s=6.0), _LATE)
+        return judge(await talk(site.ports["open"], pieces, read_s=6.0), LATE)
 
     return summarise(await asyncio.gather(*(one() for _ in range(300))))
 
@@ -150,7 +149,7 @@ async def _bomb_held_headers(site: AttackedSite) -> str:
             b"x%d: %b\r\n" % (i, b"y" * 300) for i in range(90)
         )
         reply = await talk(site.ports["open"], [sent], read_s=DEADLINES["header_s"] + 3.0)
-        return judge(reply, _LATE)
+        return judge(reply, LATE)
 
     return summarise(await asyncio.gather(*(_bomb_one() for _ in range(500))))
 

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from atoll.core.rng import stream
-from benchmarks.report import ROOT, Figure, finish
+from benchmarks.report import ROOT, Figure
 from tests.slow.churn.churn_clients import BIN_S, Clients, Seen
 from tests.slow.churn.churn_processes import HUBS, NO_LEDGER, Ledger, Node, Site, kill
+from tests.slow.verdict import conclude, percentile_ms
 
 RESULTS = ROOT / "benchmarks" / "results"
 WIDTH = 4
@@ -276,11 +277,6 @@ def correlation(lines: list[Line]) -> float | None:
     return float(np.corrcoef(live, rate)[0, 1])
 
 
-def percentile_ms(seconds: list[float], percent: float) -> float | None:
-    """Return a percentile in milliseconds, of nothing if there is nothing."""
-    return round(float(np.percentile(seconds, percent)) * 1e3, 1) if seconds else None
-
-
 def write_csv(path: Path, lines: list[Line]) -> None:
     """Write the time line."""
     with path.open("w", newline="", encoding="utf-8") as out:
@@ -358,7 +354,7 @@ def report(outcome: Outcome, size: Size, results: Path | None) -> None:
         if not draw(results / "churn.svg", lines, outcome):
             print("skipped: the drawing (matplotlib is not installed)")
     follows = correlation(lines)
-    finish(
+    conclude(
         [
             Figure("kills", struck["node"]),
             Figure("requests", seen.requests),

@@ -9,19 +9,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from atoll.core.rng import stream
+from tests.slow.answers import BrokenAnswerError, read_head, read_piece
 from tests.slow.churn.churn_engine import MODEL, prompt, word
 
 PATIENCE_S = 90.0
 BIN_S = 0.5
 _SERVED_S = 20.0
-
-
-class WrongAnswerError(Exception):
-    """An answer that is not as it should be; `kind` says how."""
-
-    def __init__(self, kind: str, what: str) -> None:
-        super().__init__(f"{kind}: {what}")
-        self.kind = kind
 
 
 @dataclass
@@ -73,7 +66,7 @@ class Reader:
             return
         chunk = json.loads(event[6:])
         if "error" in chunk:
-            raise WrongAnswerError("errors", event.decode()[:300])
+            raise BrokenAnswerError("errors", event.decode()[:300])
         for choice in chunk["choices"]:
             self._text(choice["text"])
             self._finish = choice["finish_reason"] or self._finish
@@ -85,15 +78,15 @@ class Reader:
             expected = word(self.seed, self.position)
             if text[at : at + size] != expected or self.complete:
                 what = f"{text[at : at + size]!r} for {expected!r} at {self.position}"
-                raise WrongAnswerError("reordered", what)
+                raise BrokenAnswerError("reordered", what)
             self.position += 1
 
     def _check_end(self) -> None:
         if self.position != self.tokens or self._finish != "length":
             what = f"{self.position} of {self.tokens} tokens, {self._finish}"
-            raise WrongAnswerError("truncated", what)
+            raise BrokenAnswerError("truncated", what)
         if self._usage is None or self._usage["completion_tokens"] != self.tokens:
-            raise WrongAnswerError("errors", f"usage {self._usage} for {self.tokens} tokens")
+            raise BrokenAnswerError("errors", f"usage {self._usage} for {self.tokens} tokens")
 
 
 class Clients:
@@ -146,10 +139,10 @@ class Clients:
             async with asyncio.timeout(PATIENCE_S):
                 await self._stream(reader)
             if not reader.complete:
-                raise WrongAnswerError("truncated", f"ended at {reader.position} of {tokens}")
-        except WrongAnswerError as error:
+                raise BrokenAnswerError("truncated", f"ended at {reader.position} of {tokens}")
+        except BrokenAnswerError as error:
             setattr(seen, error.kind, getattr(seen, error.kind) + 1)
-            self._note(seed, str(error))
+            self._note(seed, f"{error.kind}: {error}")
         except (OSError, EOFError, ValueError, LookupError, TimeoutError) as error:
             # Asked, and no answer; or half of one.
             broken = reader.position > 0 and not isinstance(error, TimeoutError)
@@ -169,8 +162,8 @@ class Clients:
             sink.write(self._request(reader))
             asked_s = last_s = time.monotonic()
             longest_s = 0.0
-            await _head(source)
-            while data := await _chunk(source):
+            await read_head(source)
+            while data := await read_piece(source):
                 came = reader.feed(data)
                 now_s = time.monotonic()
                 if not came:
@@ -201,17 +194,3 @@ class Clients:
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
             % (self._key.encode(), len(body), body)
         )
-
-
-async def _head(source: asyncio.StreamReader) -> None:
-    head = await source.readuntil(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        body = await source.read(1000)
-        raise WrongAnswerError("errors", (head.split(b"\r\n", 1)[0] + b" " + body).decode())
-    if b"transfer-encoding: chunked" not in head.lower():
-        raise WrongAnswerError("errors", "the answer is no stream")
-
-
-async def _chunk(source: asyncio.StreamReader) -> bytes:
-    size = int(await source.readuntil(b"\r\n"), 16)
-    return (await source.readexactly(size + 2))[:size]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import json
-import signal
-import socket
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from atoll.runtime.http.listen_address import free_ports
 from benchmarks.report import ROOT
+from tests.slow.processes import ask_atoll, dies_with_parent
 
 HUBS = 2
 PROVIDERS = ("alps", "basel", "como")
@@ -23,11 +21,6 @@ PROVIDERS = ("alps", "basel", "como")
 KINDS = ("vllm", "atoll", "sglang")
 _START_S = 30.0
 _LOOK_S = 0.02
-_DEATH_SIGNAL = 1
-
-
-def _dies_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
 async def _python(*arguments: str | Path, output: Path) -> Process:
@@ -40,7 +33,7 @@ async def _python(*arguments: str | Path, output: Path) -> Process:
             stdin=DEVNULL,
             stdout=sink,
             stderr=STDOUT,
-            preexec_fn=_dies_with_parent,
+            preexec_fn=dies_with_parent,
         )
 
 
@@ -95,7 +88,7 @@ class Site:
         self.logs.mkdir()
         self._width = width
         self._step_s = step_s
-        self._ports = _free_ports(HUBS)
+        self._ports = free_ports(HUBS)
         self._hubs: list[Process] = []
         self._all: list[Process] = []
         self._started = 0
@@ -156,9 +149,9 @@ class Site:
     async def start_gateway(self) -> tuple[int, str]:
         """Start the gateway; return its port and a key for it."""
         output = self.logs / "gateway.log"
-        created = await self._atoll("keys", "create", "churn", "--db", self._database, "--json")
+        created = await ask_atoll("keys", "create", "churn", "--db", self._database, "--json")
         key = str(created["key"])
-        (port,) = _free_ports(1)
+        (port,) = free_ports(1)
         self._gateway = await self._start(
             "-m", "atoll", "gateway", "--fabric", f"@{self._token('gateway')}",
             "--db", self._database, "--port", str(port),
@@ -177,7 +170,7 @@ class Site:
     async def ledger(self) -> Ledger:
         """Return what the database says that clients got."""
         operations, attempts = [
-            await self._atoll("usage", "--by", by, "--db", self._database, "--json")
+            await ask_atoll("usage", "--by", by, "--db", self._database, "--json")
             for by in ("operation", "attempt")
         ]
         delivering = Counter(
@@ -190,28 +183,8 @@ class Site:
             sum(count > 1 for count in delivering.values()),
         )
 
-    async def _atoll(self, *arguments: str) -> Any:
-        output = self.logs / f"{arguments[0]}.log"
-        with output.open("wb") as complaints:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "atoll", *arguments,
-                cwd=ROOT, stdin=DEVNULL, stdout=PIPE, stderr=complaints,
-            )  # fmt: skip
-            answer, _ = await process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"atoll {arguments[0]}: {output.read_text()}")
-        return json.loads(answer)
-
     async def close(self) -> None:
         """Kill what is left, nodes too."""
         for process in self._all:
             kill(process)
         await asyncio.gather(*(process.wait() for process in self._all))
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]

@@ -34,10 +34,11 @@ from typing import Any
 import numpy as np
 
 from atoll.core.rng import stream
-from benchmarks.report import Figure, finish
+from benchmarks.report import Figure
 from benchmarks.tiny_model import write_tiny_model
 from tests.slow.failover.chaos_clients import ChaosClients, Seen
 from tests.slow.failover.chaos_site import RESUME_S, ChaosSite
+from tests.slow.verdict import conclude, percentile_ms
 
 CLIENTS = 6
 TOKENS = 80
@@ -174,11 +175,6 @@ class ChaosRun:
         }
 
 
-def percentile_ms(seconds: list[float], percent: float) -> float | None:
-    """Return a percentile in milliseconds, of nothing if there is nothing."""
-    return round(float(np.percentile(seconds, percent)) * 1e3, 1) if seconds else None
-
-
 async def chaos_of_all(
     waits_s: list[float],
     seed: int,
@@ -259,7 +255,7 @@ def main() -> None:
     shown = {figure.name for figure in figures} | {"notes", "slow"}
     if chosen.results is not None:
         chosen.results.write_text(json.dumps(seen | {"partial": False}, indent=1))
-    finish(figures, **{name: value for name, value in seen.items() if name not in shown})
+    conclude(figures, **{name: value for name, value in seen.items() if name not in shown})
 
 
 if __name__ == "__main__":

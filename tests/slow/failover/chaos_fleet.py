@@ -19,12 +19,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll.core.rng import stream
+from atoll.deploy.local.daemon import process_start
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import Figure, options
 from benchmarks.tiny_model import LAYERS, write_tiny_model
+from tests.slow.answers import BrokenAnswerError, complete
+from tests.slow.tcp_server import Relay
+from tests.slow.verdict import conclude
 
 if TYPE_CHECKING:
     from atoll.runtime.local.local_fleet import LocalFleet
@@ -66,48 +70,6 @@ class Outcome:
     def ledger_diff(self) -> int:
         """Tokens, and requests, that ledger and clients count differently."""
         return abs(self.ledger - self.delivered) + abs(self.records - self.requests)
-
-
-class Relay:
-    """Passes bytes on to an instance, until its port is closed."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.port = 0
-
-    async def open(self) -> None:
-        """Listen, on the same port as ever."""
-        self._server = await asyncio.start_server(self._pass, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def close(self) -> None:
-        """Stop listening and reset every connection."""
-        if self._server is not None:
-            self._server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            other = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._writers |= {writer, other[1]}
-        with contextlib.suppress(OSError):
-            await asyncio.gather(_copy(reader, other[1]), _copy(other[0], writer))
-        for end in (writer, other[1]):
-            self._writers.discard(end)
-            end.transport.abort()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
 
 
 def tiny_plan() -> Plan:
@@ -194,8 +156,7 @@ class Chaos:
     async def run(self, kills: int) -> None:
         """Learn the answers, then break things under load."""
         for number in range(12):
-            self._expected[number] = await self._ask(number) or ""
-            assert self._expected[number], self.outcome.notes
+            self._expected[number] = await self._ask(number)
         clients = [asyncio.create_task(self._client(number)) for number in range(CLIENTS)]
         try:
             while self.outcome.kills < kills:
@@ -212,15 +173,15 @@ class Chaos:
         chance = stream(number, "client")
         while not self._over:
             which = int(chance.integers(len(self._expected)))
-            text = await self._ask(which)
-            if text is not None and text != self._expected[which]:
-                self.outcome.token_mismatch += 1
-                self.outcome.notes.append(f"prompt {which} differs")
+            try:
+                if await self._ask(which) != self._expected[which]:
+                    raise BrokenAnswerError("token_mismatch", f"prompt {which} differs")
+            except BrokenAnswerError as error:
+                setattr(self.outcome, error.kind, getattr(self.outcome, error.kind) + 1)
+                self.outcome.notes.append(str(error))
 
-    async def _ask(self, which: int) -> str | None:
-        """Stream an answer; returns its text, None where it did not come."""
-        from atoll.runtime.http.http_client import FetchError, fetch
-
+    async def _ask(self, which: int) -> str:
+        """Stream an answer and return its text."""
         self.outcome.requests += 1
         body = {
             "model": SERVICE,
@@ -228,37 +189,11 @@ class Chaos:
             "max_tokens": self._tokens,
             "temperature": 0,
             "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
-        try:
-            status, answer = await fetch(
-                f"{self.fleet.url}/v1/completions", body=body, timeout_s=HUNG_S
-            )
-        except FetchError as error:
-            hung = isinstance(error.__cause__, TimeoutError)
-            self.outcome.hung += hung
-            self.outcome.errors += not hung
-            self.outcome.notes.append(str(error))
-            return None
-        events = [line[6:] for line in answer.decode().split("\n\n") if line.startswith("data: ")]
-        if status != 200 or any(event.startswith('{"error"') for event in events):
-            self.outcome.errors += 1
-            self.outcome.notes.append(answer[-300:].decode())
-            return None
-        return self._read(events)
-
-    def _read(self, events: list[str]) -> str | None:
-        chunks: list[dict[str, Any]] = [json.loads(event) for event in events if event != "[DONE]"]
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        tokens = sum(len(choice.get("token_ids") or ()) for choice in choices)
-        self.outcome.delivered += tokens
-        ended = bool(choices) and choices[-1]["finish_reason"] == "length"
-        if not ended or events[-1:] != ["[DONE]"] or tokens != self._tokens:
-            self.outcome.truncated += 1
-            self.outcome.notes.append(f"{tokens} tokens, {events[-1:]}")
-            return None
-        return "".join(choice["text"] for choice in choices)
+        reader = await complete(self.fleet.url, body, HUNG_S)
+        self.outcome.delivered += reader.tokens
+        reader.check_end(self._tokens)
+        return reader.text
 
     async def _blow(self) -> None:
         """Break one thing."""
@@ -390,7 +325,7 @@ async def chaos(
         for record in records:
             run.used(record)
         await asyncio.sleep(0.2)
-        run.outcome.orphans = sum(_born(pid) == born for pid, born in run.started)
+        run.outcome.orphans = sum(process_start(pid) == born for pid, born in run.started)
         return run.outcome
     finally:
         for relay in relays.values():
@@ -399,19 +334,10 @@ async def chaos(
 
 
 def _children() -> set[tuple[int, str]]:
-    """Return every process below this one, with when it was born: a number may be used again."""
+    """Return every process below this one, with when it began: a number may be used again."""
     from atoll.runtime.supervise.supervisor import descendants
 
-    return {(pid, born) for pid in descendants(os.getpid()) if (born := _born(pid))}
-
-
-def _born(pid: int) -> str:
-    """Return when a process was born, in ticks; nothing if it is gone or waits to be forgotten."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
+    return {(pid, born) for pid in descendants(os.getpid()) if (born := process_start(pid))}
 
 
 def main() -> None:
@@ -427,7 +353,7 @@ def main() -> None:
     for line in seen.notes[:20]:
         print(f"  {line}")
     names = ("errors", "truncated", "token_mismatch", "hung", "orphans", "ledger_diff")
-    finish(
+    conclude(
         [Figure("kills", seen.kills), *(Figure(n, getattr(seen, n), 0) for n in names)],
         requests=seen.requests,
         tokens=seen.delivered,

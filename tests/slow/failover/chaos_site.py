@@ -15,21 +15,21 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
-from asyncio.subprocess import DEVNULL, PIPE
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.deploy.local.daemon import process_start
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.supervise.agent import Agent, ProcessSpec, SupervisedProcess
 from atoll.runtime.supervise.fork_client import ForkServer
 from atoll.runtime.supervise.supervised_process import Command
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
 from atoll.runtime.supervise.supervisor import descendants
-from benchmarks.report import ROOT
 from tests.slow.failover.chaos_fleet import SERVICE, tiny_plan
+from tests.slow.processes import ask_atoll
 
 HUBS = GATEWAYS = 2
 RESUME_S = 30.0
@@ -138,8 +138,8 @@ class ChaosSite:
         self._model = model
         self._logs = folder / "logs"
         self._logs.mkdir()
-        self._hub_ports = _free_ports(HUBS)
-        self.ports = _free_ports(GATEWAYS)
+        self._hub_ports = free_ports(HUBS)
+        self.ports = free_ports(GATEWAYS)
         self._database = f"sqlite:///{folder / 'accounts.db'}"
         self._replicas: dict[str, tuple[str, ...]] = {}
 
@@ -169,7 +169,7 @@ class ChaosSite:
             token = self.folder / "fabric" / f"hub-h{number}.token"
             hub = ("hub", f"@{token}", "--listen", f"127.0.0.1:{port}")
             self.agent.add(self._atoll(f"hub-{number}", hub, PortProbe(port)))
-        created = await self._ask("keys", "create", "chaos", "--db", self._database, "--json")
+        created = await ask_atoll("keys", "create", "chaos", "--db", self._database, "--json")
         self.key = str(created["key"])
         self.agent.fork_server = await loading
         for each in made:
@@ -298,7 +298,7 @@ class ChaosSite:
         """Note every process there is, so that none is forgotten."""
         for pid in descendants(os.getpid()):
             parent = _parent(pid)
-            if born := _born(pid):
+            if born := process_start(pid):
                 self.started.add((pid, born))
                 if parent != os.getpid():
                     self._fostered.add(pid)
@@ -325,22 +325,12 @@ class ChaosSite:
 
     def leftovers(self) -> int:
         """Return how many of all processes ever started still run."""
-        return sum(_born(pid) == born for pid, born in self.started)
+        return sum(process_start(pid) == born for pid, born in self.started)
 
     async def operations(self) -> list[dict[str, Any]]:
         """Return the ledger: a row for every request."""
-        rows = await self._ask("usage", "--by", "operation", "--db", self._database, "--json")
+        rows = await ask_atoll("usage", "--by", "operation", "--db", self._database, "--json")
         return list(rows)
-
-    async def _ask(self, *arguments: str) -> Any:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "atoll", *arguments,
-            cwd=ROOT, stdin=DEVNULL, stdout=PIPE, stderr=PIPE,
-        )  # fmt: skip
-        answer, complaints = await process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"atoll {arguments[0]}: {complaints.decode()[-2000:]}")
-        return json.loads(answer)
 
 
 _GUARDED = ("node", "instance")
@@ -370,17 +360,3 @@ def _spare_of(fork_server: int) -> int:
         pid for pid in descendants(fork_server) if _fields(pid)[2:3] == _fields(fork_server)[2:3]
     )
     return next(same, 0)
-
-
-def _born(pid: int) -> str:
-    """Return when a process was born, in ticks; nothing if it is gone or waits to be forgotten."""
-    fields = _fields(pid)
-    return "" if not fields or fields[0] == "Z" else fields[19]
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]

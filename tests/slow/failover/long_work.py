@@ -23,9 +23,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import Figure, options
+from tests.slow.answers import BrokenAnswerError, complete
 from tests.slow.churn.churn_engine import MODEL, PROMPT_TOKENS, Answer, prompt, word
 from tests.slow.failover.chaos_fleet import SERVICE, tiny_fleet
+from tests.slow.tcp_server import HOST, TcpServer
+from tests.slow.verdict import conclude
 
 if TYPE_CHECKING:
     from atoll.runtime.gateway.app import Gateway
@@ -33,11 +36,14 @@ if TYPE_CHECKING:
 
 _FAULTS = {"probes": 70, "late failovers": 60, "deadlines": 50, "ghosts": 20}
 _TOKEN_S = 0.01
+_TOKENS = 150
+"""Of an answer of the real fleet."""
 _AT_ONCE = 4
 """Scenarios that run side by side: they mostly wait."""
 _RETRY_S = 0.3
 _HANDOVER_S = 0.4
 _GHOSTS_S = 10.0
+_ANSWER_S = 90.0
 
 
 @dataclass
@@ -50,6 +56,12 @@ class Outcome:
     ghosts: int = 0
     notes: list[str] = field(default_factory=list)
 
+    def note(self, error: BrokenAnswerError) -> None:
+        """Count an answer that is not what it should be."""
+        self.truncated += error.kind == "truncated"
+        self.errors += error.kind != "truncated"
+        self.notes.append(str(error))
+
     def add(self, other: Outcome) -> None:
         """Add what went wrong elsewhere."""
         self.errors += other.errors
@@ -59,50 +71,35 @@ class Outcome:
         self.notes += other.notes
 
 
-class LongEngine:
+class LongEngine(TcpServer):
     """An engine of known words over HTTP; `fails` are how long it holds the next requests before it fails."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.made = 0
         self.busy = False
         self.fails: list[float] = []
-        self.url = ""
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
 
-    async def start(self) -> None:
-        """Listen on any port."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{HOST}:{self.port}"
 
-    def stop(self) -> None:
-        """Die: the port closes, and so do all connections."""
-        if self._server is not None:
-            self._server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-                length = head.partition("content-length:")[2].partition("\r\n")[0].strip()
-                body = await reader.readexactly(int(length or 0))
-                if head.startswith("get"):
-                    while self.busy and not reader.at_eof():
-                        await asyncio.sleep(_TOKEN_S)
-                    _write(writer, 200, b"{}")
-                elif self.fails:
-                    await asyncio.sleep(self.fails.pop(0))
-                    _write(writer, 503, b'{"error":{"message":"too late","type":"x"}}')
-                else:
-                    await self._answer(reader, writer, json.loads(body))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            self._writers.discard(writer)
-            writer.close()
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer requests until the client has gone."""
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+            length = head.partition("content-length:")[2].partition("\r\n")[0].strip()
+            body = await reader.readexactly(int(length or 0))
+            if head.startswith("get"):
+                while self.busy and not reader.at_eof():
+                    await asyncio.sleep(_TOKEN_S)
+                _write(writer, 200, b"{}")
+            elif self.fails:
+                await asyncio.sleep(self.fails.pop(0))
+                _write(writer, 503, b'{"error":{"message":"too late","type":"x"}}')
+            else:
+                await self._answer(reader, writer, json.loads(body))
 
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]
@@ -155,12 +152,12 @@ class LongSite:
 
         pool = BackendPool(policy="learned")
         for number, (engine, life_s) in enumerate(zip(self.engines, self._lives_s, strict=True)):
-            await engine.start()
+            await engine.open()
             backend = Backend(id=f"e{number}", url=engine.url, models=(MODEL,), kind="atoll")
             ends_s = None if life_s is None else time.time() + life_s
             pool.add(backend, None if ends_s is None else Facts(ends_s=ends_s))
             if life_s is not None:
-                asyncio.get_running_loop().call_later(life_s, engine.stop)
+                asyncio.get_running_loop().call_later(life_s, engine.close)
         settings = GatewaySettings(
             port=0,
             admin_socket="",
@@ -178,7 +175,7 @@ class LongSite:
         """Stop all of it, and compare what was written with what was got."""
         await self.gateway.close()
         for engine in self.engines:
-            engine.stop()
+            engine.close()
         twice = sum(engine.made for engine in self.engines) - self._asked
         if twice > 0:
             self.outcome.done_twice += twice
@@ -186,39 +183,34 @@ class LongSite:
 
     async def ask(self, seed: int, tokens: int, *, streamed: bool) -> None:
         """Ask for an answer, and compare it."""
-        from atoll.runtime.http.http_client import FetchError, fetch
-
-        body = {
-            "model": MODEL,
-            "prompt": prompt(seed),
-            "max_tokens": tokens,
-            "temperature": 0,
-            "stream": streamed,
-        }
-        url = f"http://127.0.0.1:{self._port}/v1/completions"
+        body = {"model": MODEL, "prompt": prompt(seed), "max_tokens": tokens, "temperature": 0}
+        url = f"http://{HOST}:{self._port}"
+        # Where a stream moves, one token may have been under way in vain.
+        self._asked += tokens + streamed
         try:
-            status, answer = await fetch(url, body=body, timeout_s=60.0)
-        except FetchError as error:
-            status, answer = 0, str(error).encode()
-        text, moves = _read(answer, streamed=streamed) if status == 200 else ("", 0)
-        wanted = "".join(word(seed, position) for position in range(tokens))
-        self._asked += tokens + moves
-        if status == 200 and text == wanted:
-            return
-        cut = bool(text) and wanted.startswith(text)
-        self.outcome.truncated += cut
-        self.outcome.errors += not cut
-        self.outcome.notes.append(f"status {status}: {answer[-200:].decode(errors='replace')}")
+            if streamed:
+                text = (await complete(url, body, _ANSWER_S)).text
+            else:
+                text = await _ask_whole(url, body)
+            wanted = "".join(word(seed, position) for position in range(tokens))
+            if text != wanted:
+                cut = bool(text) and wanted.startswith(text)
+                raise BrokenAnswerError("truncated" if cut else "errors", f"ends {text[-60:]!r}")
+        except BrokenAnswerError as error:
+            self.outcome.note(error)
 
 
-def _read(answer: bytes, *, streamed: bool) -> tuple[str, int]:
-    """Return the text of an answer, and in how many places one token may have been under way in vain."""
-    if not streamed:
-        return str(json.loads(answer)["choices"][0]["text"]), 0
-    events = [line[6:] for line in answer.decode().split("\n\n") if line.startswith("data: ")]
-    chunks = [json.loads(event) for event in events if event != "[DONE]"]
-    texts = [c["text"] for chunk in chunks for c in chunk.get("choices", ())]
-    return "".join(texts), 1
+async def _ask_whole(url: str, body: dict[str, Any]) -> str:
+    """Return the text of an answer that is not streamed."""
+    from atoll.runtime.http.http_client import FetchError, fetch
+
+    try:
+        status, answer = await fetch(f"{url}/v1/completions", body=body, timeout_s=_ANSWER_S)
+    except FetchError as error:
+        raise BrokenAnswerError("errors", str(error)) from error
+    if status != 200:
+        raise BrokenAnswerError("errors", f"status {status}: {answer[-200:].decode()}")
+    return str(json.loads(answer)["choices"][0]["text"])
 
 
 async def probes(rng: random.Random) -> Outcome:
@@ -279,21 +271,15 @@ async def kill_instances(kills: int, rng: random.Random) -> Outcome:
 
 async def _kill_one(fleet: LocalFleet, rng: random.Random) -> Outcome:
     """Kill one instance under six answers, which must be whole, and wait until it is back."""
-    from atoll.runtime.http.http_client import FetchError, fetch
-
     outcome = Outcome()
 
     async def ask(number: int) -> None:
-        body = {"model": SERVICE, "prompt": f"Prompt {number}", "max_tokens": 150, "stream": True}
+        body = {"model": SERVICE, "prompt": f"Prompt {number}", "max_tokens": _TOKENS}
         body |= {"temperature": 0, "ignore_eos": True}
         try:
-            status, answer = await fetch(f"{fleet.url}/v1/completions", body=body, timeout_s=90.0)
-        except FetchError as error:
-            status, answer = 0, str(error).encode()
-        outcome.errors += status != 200
-        outcome.truncated += status == 200 and not answer.endswith(b"data: [DONE]\n\n")
-        if status != 200:
-            outcome.notes.append(f"status {status}: {answer[-200:].decode(errors='replace')}")
+            (await complete(fleet.url, body, _ANSWER_S)).check_end(_TOKENS)
+        except BrokenAnswerError as error:
+            outcome.note(error)
 
     asked = [asyncio.create_task(ask(number)) for number in range(6)]
     await asyncio.sleep(rng.uniform(0.1, 0.5))
@@ -371,7 +357,7 @@ def main() -> None:
         print(f"  {kind:16s} {counts[kind]:4d} faults: {told}")
     for note in whole.notes[:20]:
         print(f"    {note}")
-    finish(
+    conclude(
         [
             Figure("faults", sum(counts.values())),
             Figure("errors", whole.errors, 0),

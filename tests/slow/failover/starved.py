@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.rng import stream
-from benchmarks.report import Figure, finish
+from benchmarks.report import Figure
 from benchmarks.tiny_model import write_tiny_model
 from tests.slow.failover.chaos_clients import ChaosClients, Seen
 from tests.slow.failover.chaos_site import RESUME_S, ChaosSite
+from tests.slow.verdict import conclude
 
 SHARES = (0.5, 0.25, 0.1)
 CLIENTS = 4
@@ -143,7 +144,7 @@ def main() -> None:
     for note in (*deaths, *seen.notes[:20], *seen.slow[:5]):
         print(f"  {note}")
     more: dict[str, Any] = {"answers": seen.answers, "tokens": seen.delivered, "seconds": took_s}
-    finish(
+    conclude(
         [
             Figure("false_deaths", deaths.total(), 0),
             Figure("errors", seen.errors + seen.no_replica, 0),

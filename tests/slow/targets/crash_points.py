@@ -41,9 +41,10 @@ from atoll.deploy.kubernetes.kube_client import HttpAnswer, KubeClient
 from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.plan.plan import Route
-from benchmarks.report import Figure, finish
+from benchmarks.report import Figure
 from tests.deploy.killed_rollouts import FLEET, KINDS, REGION, order, plan, problem
 from tests.deploy.kubernetes.tiny_api import TinyApi
+from tests.slow.verdict import conclude
 
 MACHINES = {"L4:1": "NVIDIA-L4", "L40S:1": "NVIDIA-L40S"}
 CHANGES = ((KINDS[0], KINDS[0]), (KINDS[1], KINDS[0]), (KINDS[1], KINDS[1]))
@@ -221,11 +222,7 @@ class Cluster:
     def lose_machine(self) -> None:
         """Have one machine, on which an instance stands, not answer any more."""
         pod = next(iter(self.api.of("pods")))[1]
-        name = pod["spec"]["nodeName"]
-        self.api.objects["nodes", "", name]["status"]["conditions"][0]["status"] = "Unknown"
-        self.api.set_status(
-            pod["metadata"]["name"], conditions=[{"type": "Ready", "status": "False"}]
-        )
+        self.api.lose_machine(pod["spec"]["nodeName"])
 
     def count_orphans(self) -> int:
         """Objects of no instance that is ready."""
@@ -303,7 +300,7 @@ def main() -> None:
     for place, count in sorted(Counter(whole.places).items()):
         print(f"  {place:24} {count:5}")
     print(f"{time.process_time() - began_s:.0f} CPU-s")
-    finish(
+    conclude(
         [
             Figure("points", len(points)),
             Figure("diverged", diverged, 0),

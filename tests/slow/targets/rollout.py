@@ -40,14 +40,16 @@ from atoll.core.files import atomic_write
 from atoll.core.ids import Phase
 from atoll.core.rng import stream
 from atoll.deploy.labels import Labels
-from atoll.deploy.local.daemon import STATE, DaemonState, process_start
+from atoll.deploy.local.daemon import STATE, DaemonState
 from atoll.deploy.local.local_deployer import LocalDeployer
 from atoll.deploy.node_command import NodeCommand
 from atoll.deploy.target import InstanceStatus, StartOrder
 from atoll.plan.plan import Instance
 from atoll.runtime.supervise.fork_client import ForkServer
-from benchmarks.report import ROOT, Figure, finish
+from benchmarks.report import ROOT, Figure
 from benchmarks.tiny_model import write_tiny_model
+from tests.slow.answers import BrokenAnswerError, complete
+from tests.slow.processes import find_marked
 from tests.slow.targets.rollout_changes import (
     MACHINES,
     SERVICE,
@@ -66,6 +68,7 @@ from tests.slow.targets.rollout_controller import (
     TARGET,
     make_target,
 )
+from tests.slow.verdict import conclude
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,6 +106,12 @@ class RolloutOutcome:
     troubles: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def count(self, error: BrokenAnswerError) -> None:
+        """Count an answer that is not what it should be."""
+        kind = "errors" if error.kind == "hung" else error.kind
+        setattr(self, kind, getattr(self, kind) + 1)
+        self.notes.append(str(error))
 
 
 # The answers
@@ -162,43 +171,18 @@ class StreamingClients:
 
     async def ask(self, which: int, count: int) -> None:
         """Stream an answer of so many tokens and compare it."""
-        from atoll.runtime.http.http_client import FetchError, fetch
-
         prompt, expected = self._answers[which]
         outcome = self._outcome
         outcome.requests += 1
-        body = {
-            "model": SERVICE,
-            "prompt": prompt,
-            "max_tokens": count,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
+        body = {"model": SERVICE, "prompt": prompt, "max_tokens": count, "temperature": 0}
         try:
-            status, answer = await fetch(
-                f"{self._url}/v1/completions", body=body, timeout_s=_HUNG_S
-            )
-        except FetchError as error:
-            outcome.errors += 1
-            outcome.notes.append(str(error))
-            return
-        events = [line[6:] for line in answer.decode().split("\n\n") if line.startswith("data: ")]
-        if status != 200 or any(event.startswith('{"error"') for event in events):
-            outcome.errors += 1
-            outcome.notes.append(f"{status}: {answer[-300:].decode()}")
-            return
-        chunks: list[dict[str, Any]] = [json.loads(event) for event in events if event != "[DONE]"]
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        tokens = [token for choice in choices for token in choice.get("token_ids") or ()]
-        outcome.tokens += len(tokens)
-        ended = bool(choices) and choices[-1]["finish_reason"] == "length"
-        if not ended or events[-1:] != ["[DONE]"] or len(tokens) != count:
-            outcome.truncated += 1
-            outcome.notes.append(f"{len(tokens)} of {count} tokens, {events[-1:]}")
-        elif tokens != expected[:count]:
-            outcome.token_mismatch += 1
-            outcome.notes.append(f"prompt {which} differs")
+            reader = await complete(self._url, body | {"ignore_eos": True}, _HUNG_S)
+            outcome.tokens += reader.tokens
+            reader.check_end(count)
+            if reader.token_ids != expected[:count]:
+                raise BrokenAnswerError("token_mismatch", f"prompt {which} differs")
+        except BrokenAnswerError as error:
+            outcome.count(error)
 
 
 # The processes
@@ -312,7 +296,7 @@ class RolloutSite:
         """Return the engine process whose supervisor writes a log of this name; forks share a command."""
         from atoll.runtime.supervise.supervisor import descendants
 
-        for pid in find_tagged(self.tag):
+        for pid in find_marked(TAG, self.tag):
             with contextlib.suppress(OSError):
                 for link in Path(f"/proc/{pid}/fd").iterdir():
                     if os.readlink(link).endswith(log):
@@ -321,21 +305,7 @@ class RolloutSite:
 
     def orphans(self) -> list[int]:
         """Return the processes of this run that still live."""
-        return [pid for pid in find_tagged(self.tag) if pid != os.getpid()]
-
-
-def find_tagged(tag: str) -> list[int]:
-    """Return the living processes that carry the tag of a run."""
-    found = []
-    wanted = f"{TAG}={tag}".encode()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            environment = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            if wanted in environment and process_start(int(name)) is not None:
-                found.append(int(name))
-    return found
+        return [pid for pid in find_marked(TAG, self.tag) if pid != os.getpid()]
 
 
 async def _said(process: Process, what: str) -> str:
@@ -640,7 +610,7 @@ def main() -> None:
     for line in seen.notes[:20]:
         print(f"  {line}")
     names = ("errors", "truncated", "token_mismatch", "orphans")
-    finish(
+    conclude(
         [
             Figure("changes", seen.changes, None, f"of {count}"),
             *(Figure(name, getattr(seen, name), 0) for name in names),

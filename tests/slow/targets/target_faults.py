@@ -43,10 +43,11 @@ from atoll.deploy.node_command import NodeCommand
 from atoll.deploy.target import StartOrder
 from atoll.plan.plan import Plan, Route
 from atoll.plan.problem import Problem
-from benchmarks.report import Figure, finish
+from benchmarks.report import Figure
 from tests.deploy import killed_rollouts
 from tests.slow.targets.fault_stages import STAGES, KubeStage, Stage
 from tests.slow.targets.faults import FAULTS, SECRET
+from tests.slow.verdict import conclude
 
 REGION = "aws/us-east-2"
 """SkyPilot has places of clouds; to the others it is a name."""
@@ -311,7 +312,7 @@ def list_cases() -> list[Case]:
 def main() -> None:
     """Print the table and the figures."""
     # These need what is above.
-    from benchmarks.operating import cluster_events
+    from tests.slow.targets import cluster_events
     from tests.slow.targets.real_slurm import run_real_slurm, why_not
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -354,7 +355,7 @@ def main() -> None:
         quiet = Outcome(started=2, rests=True) == found
         print(f"real Slurm, {name}: {'as it should' if quiet else found}")
     print(f"{time.process_time() - began_s:.0f} CPU-s; all came to rest: {total.rests}")
-    finish(
+    conclude(
         [
             Figure("faults", len(cases), 40, at_least=True),
             Figure("events", len(events), 0, at_least=True),
