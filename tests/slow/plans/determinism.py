@@ -22,7 +22,8 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.report import ROOT, Figure, finish
+from benchmarks.report import ROOT, Figure
+from tests.slow.verdict import conclude
 
 Tree = dict[str, object]
 
@@ -170,7 +171,7 @@ def run_fleet(case: FleetCase, planner: Planner, *, quick: bool) -> list[str]:
     running = None
     if case.earlier is not None:
         earlier = json.loads(json.dumps(tree))
-        for model in earlier["models"].values():
+        for model in earlier["services"].values():
             model["rate"] = f"{float(model['rate'].removesuffix('/s')) * case.earlier:g}/s"
         running = planner.folder / f"{case.name}-running.json"
         running.write_bytes(planner.plan(earlier, case.name, "earlier"))
@@ -215,7 +216,7 @@ def main() -> None:
             different += [f"{case.name} {way}" for way in found]
             verdict = f"differs: {', '.join(found)}" if found else "the same every time"
             print(f"  {case.name:16s} {verdict}, {time.perf_counter() - start:.0f} s", flush=True)
-    finish(
+    conclude(
         [Figure("runs", planner.runs), Figure("different", len(different), 0)],
         ways=different,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
@@ -14,6 +12,7 @@ from atoll.plan.problem import Lengths, Limits, Offer, Phases, Problem, Service,
 from atoll.solve import solve
 from atoll.solve.plan_request import PlanRequest
 from tests.reference.rent_ilp import RentReference
+from tests.slow.plans.case_runs import Draw
 
 DEADLINE_S = 600.0
 REFERENCE_S = 60.0
@@ -22,27 +21,15 @@ MODELS = ("llama-3.1-8b", "qwen3-32b", "phi-4-14b", "gpt-oss-20b", "llama-3.2-3b
 # Dollars per hour of one GPU, about what clouds ask.
 GPUS = {"T4": 0.5, "L4": 0.8, "A10G": 1.1, "L40S": 1.9, "A100-40": 2.6, "A100-80": 3.6, "H100": 6.5}
 
-Thing = TypeVar("Thing")
 
-
-class CaseMaker:
+class CaseMaker(Draw):
     """Makes the problem of one seed."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__(13, seed)
         self.seed = seed
-        self.rng = np.random.default_rng([13, seed])
         # Of their own, so that fleets are what they were before there were engines to choose from.
         self.engine_rng = np.random.default_rng([31, seed])
-
-    def chance(self, probability: float) -> bool:
-        return bool(self.rng.random() < probability)
-
-    def pick(self, things: tuple[Thing, ...], weights: tuple[float, ...] | None = None) -> Thing:
-        chances = None if weights is None else np.array(weights) / sum(weights)
-        return things[int(self.rng.choice(len(things), p=chances))]
-
-    def uniform(self, low: float, high: float) -> float:
-        return float(self.rng.uniform(low, high))
 
     def problem(self) -> Problem:
         """Return the problem, with what runs now."""

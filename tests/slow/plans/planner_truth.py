@@ -32,9 +32,11 @@ from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
 from atoll.solve import solve
 from atoll.solve.plan_request import PlanRequest
-from benchmarks.report import Figure, finish
+from benchmarks.report import Figure
 from tests.reference.rent_ilp import STANDS, Optimum, RentReference
+from tests.slow.plans.case_runs import list_seeds
 from tests.slow.plans.planner_cases import DEADLINE_S, REFERENCE_S, CaseMaker
+from tests.slow.verdict import conclude
 
 CASES, QUICK_CASES = 300, 45
 QUICK_S = 150.0
@@ -193,14 +195,6 @@ def run_case(problem: Problem) -> tuple[Verdict, Plan | None, RentReference]:
     return judge(problem, plan, reference), plan, reference
 
 
-def _seeds(arguments: argparse.Namespace) -> Iterator[int]:
-    if arguments.seeds:
-        first, _, last = arguments.seeds.partition(":")
-        yield from range(int(first), int(last) if last else int(first) + 1)
-        return
-    yield from iter(range(10**9))
-
-
 def _keep(folder: Path, problem: Problem, plan: Plan | None, verdict: Verdict) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{problem.name}.json"
@@ -230,7 +224,7 @@ def main() -> None:
         text = arguments.problem.read_text(encoding="utf-8")
         problems = iter([lambda: Problem.model_validate_json(text)])
     else:
-        problems = (CaseMaker(seed).problem for seed in _seeds(arguments))
+        problems = (CaseMaker(seed).problem for seed in list_seeds(arguments.seeds, 10**9))
     for make in problems:
         if counts["cases"] >= wanted and not arguments.seeds:
             break
@@ -254,7 +248,7 @@ def main() -> None:
         if arguments.explain and (verdict.faults or arguments.problem):
             _explain(plan, reference)
     print(f"  {counts['cases']} cases: " + ", ".join(f"{n} {k}" for k, n in sorted(kinds.items())))
-    finish(
+    conclude(
         [
             Figure("cases", counts["cases"], note="bar: at least 300 in a full run"),
             *(Figure(name, counts[name], 0) for name in FAULTS),

@@ -7,7 +7,6 @@ cluster. All are small enough for every plan of three instances to be written do
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from atoll.perf.step import Position
 from atoll.plan.capacities import node_capacity
 from atoll.plan.files.fleet_file import build_problem
 from atoll.plan.problem import Problem
+from tests.slow.plans.case_runs import Draw
 
 KINDS = ("rent", "spot", "choice", "any-to-any", "cluster")
 """What kinds of fleets there are; the kind of a seed is the one at its remainder."""
@@ -27,7 +27,6 @@ _MOST_PER_S = 40.0
 """Requests/s of a service at most: what is simulated grows with them."""
 _REGION = "r/a"
 
-Thing = TypeVar("Thing")
 Fields = dict[str, object]
 Given = Mapping[str, object]
 
@@ -42,10 +41,10 @@ def make_fleet(seed: int) -> Problem:
     return _FleetMaker(seed).make()
 
 
-class _FleetMaker:
+class _FleetMaker(Draw):
     def __init__(self, seed: int) -> None:
+        super().__init__(34, seed)
         self.seed, self.kind = seed, kind_of(seed)
-        self.rng = np.random.default_rng([34, seed])
         self.class_rng = np.random.default_rng([43, seed])
 
     def make(self) -> Problem:
@@ -64,18 +63,6 @@ class _FleetMaker:
             if self.chance(0.3):
                 limits["spot_loss"] = f"{self.pick((0.5, 2.0))}/h"
         return self._sized(self._build(services, pool, limits))
-
-    # Drawing
-
-    def chance(self, probability: float) -> bool:
-        return bool(self.rng.random() < probability)
-
-    def pick(self, things: tuple[Thing, ...], weights: tuple[float, ...] | None = None) -> Thing:
-        return things[int(self.rng.choice(len(things), p=weights))]
-
-    def between(self, low: float, high: float) -> float:
-        """A number whose logarithm is uniform, to three digits."""
-        return float(f"{np.exp(self.rng.uniform(np.log(low), np.log(high))):.3g}")
 
     # Parts of fleets
 

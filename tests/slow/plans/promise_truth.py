@@ -20,15 +20,12 @@ With `--results FILE` a case is written there as it ends and not run again.
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
@@ -52,14 +49,15 @@ from atoll.sim.tasks.from_plan import simulate_plan
 from atoll.solve.family import family_of, solvers
 from atoll.solve.plan_request import PlanRequest
 from atoll.workload.requests import collect
-from benchmarks.report import Figure, finish
+from benchmarks.report import Figure
 from tests.plan.validate.mutants import EVERY, families, stated
-from tests.slow.plans.case_runs import list_seeds, read_known
+from tests.slow.plans.case_runs import CaseCounts, CaseOutcome, case_options, run_cases
 from tests.slow.plans.promise_executors import list_executor_rivals
 from tests.slow.plans.promise_fleets import kind_of, make_fleet
 from tests.slow.plans.promise_rivals import CAPACITY_RULES, Rival, Yard
+from tests.slow.verdict import conclude
 
-CASES, QUICK_CASES, QUICK_S = 200, 5, 140.0
+COUNTS = CaseCounts(full=200, quick=5, quick_s=140.0)
 CHEAPER = 0.02
 """Share by which a plan must be cheaper to count."""
 DEADLINE_S = 240.0
@@ -91,24 +89,15 @@ Shares = dict[str, list[float]]
 
 
 @dataclass
-class Outcome:
-    """What was found of one case: `faults` in words by name."""
+class Outcome(CaseOutcome):
+    """What was found of one case."""
 
-    seed: int
-    kind: str
-    status: str = ""
-    usd_per_hour: float | None = None
-    bound: float | None = None
     rivals: int = 0
     simulated: int = 0
     mutants: int = 0
     overrun_s: float = 0.0
     cut_short: bool = False
     cpu_s: float = 0.0
-    faults: dict[str, list[str]] = field(default_factory=dict)
-
-    def fault(self, name: str, text: str) -> None:
-        self.faults.setdefault(name, []).append(text)
 
 
 # Simulating
@@ -478,40 +467,15 @@ def _figures(outcomes: Mapping[int, Outcome], missed: int) -> list[Figure]:
 
 def main() -> None:
     """Run cases, those that are known left out, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer cases, under three minutes")
-    parser.add_argument("--cases", type=int, help="so many, from seed 0 on")
-    parser.add_argument("--seeds", help="only these, as in 7,100:200")
-    parser.add_argument("--results", type=Path, help="go on from what this file has, and add to it")
-    arguments = parser.parse_args()
-    wanted = arguments.cases or (QUICK_CASES if arguments.quick else CASES)
-    outcomes, start = read_known(arguments.results, Outcome), time.perf_counter()
+    chosen = case_options(__doc__ or "").parse_args()
     number, missed = count_family_mutants()
     print(f"  {number} kinds of broken plans, {len(missed)} pass the validator: {missed}")
-    print(
-        f"  {'seed':>5s} {'kind':11s} {'plan':10s} {'$/h':>8s} {'bound':>8s} {'rivals':>7s} CPU-s"
-    )
-    for seed in list_seeds(arguments.seeds, wanted):
-        if seed in outcomes:
-            continue
-        if arguments.quick and time.perf_counter() - start > QUICK_S:
-            break
-        one = outcomes[seed] = run_case(seed)
-        usd, bound = (
-            "-" if value is None else f"{value:8.3f}" for value in (one.usd_per_hour, one.bound)
-        )
-        print(
-            f"  {seed:5d} {one.kind:11s} {one.status:10s} {usd:>8s} {bound:>8s} "
-            f"{one.simulated:3d}/{one.rivals:<5d} {one.cpu_s:.0f}",
-            flush=True,
-        )
-        for name, texts in one.faults.items():
-            for text in texts:
-                print(f"        {name}: {text}", flush=True)
-        if arguments.results is not None:
-            with arguments.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(one)) + "\n")
-    finish(_figures(outcomes, len(missed)))
+    print("   seed kind        plan            $/h    bound rivals CPU-s")
+
+    def row(one: Outcome) -> str:
+        return f"{one.simulated:3d}/{one.rivals:<5d} {one.cpu_s:.0f}"
+
+    conclude(_figures(run_cases(chosen, COUNTS, Outcome, run_case, row), len(missed)))
 
 
 if __name__ == "__main__":

@@ -19,17 +19,12 @@ With `--results FILE` a case is written there as it ends and not run again.
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import Figure, finish
+from benchmarks.report import Figure
 from tests.slow.plans import (
     survive_links,
     survive_losses,
@@ -38,8 +33,9 @@ from tests.slow.plans import (
     survive_shortage,
     survive_spot,
 )
-from tests.slow.plans.case_runs import list_seeds, read_known
+from tests.slow.plans.case_runs import CaseCounts, case_options, run_cases
 from tests.slow.plans.survive_outcome import FAULTS, Outcome
+from tests.slow.verdict import conclude
 
 FAMILIES: dict[str, tuple[Callable[[int], Outcome], tuple[str, ...]]] = {
     "loss": (
@@ -52,7 +48,7 @@ FAMILIES: dict[str, tuple[Callable[[int], Outcome], tuple[str, ...]]] = {
     "shortage": (survive_shortage.run_case, ("shortage_below",)),
 }
 """By name what runs a case, and the faults that it counts. Others are not run."""
-CASES, QUICK_CASES, QUICK_S = 200, 6, 120.0
+COUNTS = CaseCounts(full=200, quick=6, quick_s=120.0)
 
 
 def kind_of(seed: int) -> str:
@@ -88,43 +84,21 @@ def figures(outcomes: Mapping[int, Outcome]) -> list[Figure]:
 
 def main() -> None:
     """Run cases, those that are known left out, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer cases, under three minutes")
-    parser.add_argument("--cases", type=int, help="so many, from seed 0 on")
-    parser.add_argument("--seeds", help="only these, as in 7,100:200")
-    parser.add_argument("--results", type=Path, help="go on from what this file has, and add to it")
-    parser.add_argument(
+    options = case_options(__doc__ or "")
+    options.add_argument(
         "--picture", action="store_true", help="draw docs/img/loss.svg, and no more"
     )
-    arguments = parser.parse_args()
-    if arguments.picture:
+    chosen = options.parse_args()
+    if chosen.picture:
         survive_picture.draw()
         return
-    wanted = arguments.cases or (QUICK_CASES if arguments.quick else CASES)
-    outcomes, start = read_known(arguments.results, Outcome), time.perf_counter()
-    print(
-        f"  {'seed':>5s} {'kind':11s} {'plan':10s} {'$/h':>8s} {'bound':>8s} {'dearer':>7s} CPU-s"
-    )
-    for seed in list_seeds(arguments.seeds, wanted):
-        if seed in outcomes:
-            continue
-        if arguments.quick and time.perf_counter() - start > QUICK_S:
-            break
-        one = outcomes[seed] = run_case(seed)
-        usd, bound, price, cpu = (
-            "-" if value is None else f"{value:.3f}"
-            for value in (one.usd_per_hour, one.bound, one.price, one.cpu_s)
-        )
-        print(
-            f"  {seed:5d} {one.kind:11s} {one.status:10s} {usd:>8s} {bound:>8s} {price:>7s} {cpu}"
-        )
-        for name, texts in one.faults.items():
-            for text in texts:
-                print(f"        {name}: {text}")
-        if arguments.results is not None:
-            with arguments.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(one)) + "\n")
-    finish(figures(outcomes))
+    print("   seed kind        plan            $/h    bound  dearer CPU-s")
+
+    def row(one: Outcome) -> str:
+        price, cpu = ("-" if x is None else f"{x:.3f}" for x in (one.price, one.cpu_s))
+        return f"{price:>7s} {cpu}"
+
+    conclude(figures(run_cases(chosen, COUNTS, Outcome, run_case, row)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TypeVar
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from tests.reference.loss_enumeration import (
     fill,
     survives,
 )
+from tests.slow.plans.case_runs import Draw
 from tests.slow.plans.promise_fleets import GPUS, MODELS
 from tests.slow.plans.promise_rivals import Yard
 from tests.slow.plans.survive_outcome import CHEAPER, DEADLINE_S, Outcome
@@ -48,28 +48,13 @@ _SEEDS = (8_001, 8_002)
 _SLACK = 0.01
 """Share below the target from which on a promise counts as broken after a loss."""
 _MOST_PER_S = 40.0
-Thing = TypeVar("Thing")
 Fields = dict[str, object]
 Machine = tuple[str, ...]
 
 
-class Draw:
-    """Random things by seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng([41, seed])
-
-    def pick(self, things: tuple[Thing, ...], weights: tuple[float, ...] | None = None) -> Thing:
-        return things[int(self.rng.choice(len(things), p=weights))]
-
-    def between(self, low: float, high: float) -> float:
-        """A number whose logarithm is uniform, to three digits."""
-        return float(f"{np.exp(self.rng.uniform(np.log(low), np.log(high))):.3g}")
-
-
 def make_fleet(seed: int) -> Problem:
     """Return the fleet of a seed: one or two services, two or three offers in one or two places."""
-    draw = Draw(seed)
+    draw = Draw(41, seed)
     places = _PLACES[: draw.pick((1, 2), (0.6, 0.4))]
     offers: list[Fields] = []
     for _ in range(draw.pick((2, 3), (0.4, 0.6)) + len(places) - 1):
@@ -80,7 +65,7 @@ def make_fleet(seed: int) -> Problem:
                 "node_type": f"{gpu}:{number}",
                 "available": draw.pick((2, 3, 4, 6)),
                 "usd_per_hour": round(GPUS[gpu] * number * draw.between(0.7, 1.4), 2),
-                "whole": bool(draw.rng.random() < 0.3),
+                "whole": draw.chance(0.3),
             }
         )
     offers = list({(o["region"], o["node_type"]): o for o in offers}.values())

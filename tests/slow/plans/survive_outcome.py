@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from tests.slow.plans.case_runs import CaseOutcome
 
 CHEAPER = 0.02
 """Share by which a plan must be cheaper to count."""
@@ -20,20 +22,10 @@ FAULTS = (
 
 
 @dataclass
-class Outcome:
-    """What was found of a case: `faults` in words by name, and the share that surviving costs more."""
+class Outcome(CaseOutcome):
+    """What was found of a case, and the share that surviving costs more."""
 
-    seed: int
-    kind: str
-    status: str = ""
-    usd_per_hour: float | None = None
-    bound: float | None = None
     enumerated: bool = True
     price: float | None = None
     cpu_s: float | None = None
     plain_cpu_s: float | None = None
-    faults: dict[str, list[str]] = field(default_factory=dict)
-
-    def fault(self, name: str, text: str) -> None:
-        """Note that something is false."""
-        self.faults.setdefault(name, []).append(text)

@@ -21,8 +21,9 @@ from atoll.sim.api import simulate
 from atoll.sim.sim_options import SimOptions
 from atoll.solve.plan_request import PlanRequest
 from atoll.workload.requests import Requests
+from tests.slow.plans.case_runs import Draw
 from tests.slow.plans.promise_fleets import GPUS
-from tests.slow.plans.survive_losses import Draw, Fields
+from tests.slow.plans.survive_losses import Fields
 from tests.slow.plans.survive_outcome import DEADLINE_S, Outcome
 
 _SEEDS = (9_001, 9_002, 9_003)
@@ -36,7 +37,7 @@ _SLACK = 0.01
 
 def make_services(seed: int) -> dict[str, Fields]:
     """Return two or three services of one model; the first has few and long prompts."""
-    draw = Draw(seed)
+    draw = Draw(41, seed)
     model = draw.pick(("llama-3.1-8b", "llama-3.2-3b", "phi-4-14b"))
     phases = draw.pick(("together", "auto"), (0.7, 0.3))
     ttft, alike = draw.between(0.4, 2.0), draw.pick((True, False))
@@ -61,7 +62,7 @@ def make_services(seed: int) -> dict[str, Fields]:
 
 def make_fleet(seed: int) -> tuple[Problem, dict[str, Fields]]:
     """Return the fleet of a seed and its services as they are asked for."""
-    draw, services = Draw(seed + 1_000_000), make_services(seed)
+    draw, services = Draw(41, seed + 1_000_000), make_services(seed)
     gpus = draw.rng.permutation(list(GPUS))[:3]
     offers = [
         {
