@@ -12,10 +12,11 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import Figure, options
 from benchmarks.serving.gateway_peers import UnavailableError, litellm_environment
 from tests.compat.client_checks import CHECKS, ORIGIN, ClientSite
 from tests.slow.failover.chaos_fleet import SERVICE, tiny_fleet
+from tests.slow.verdict import conclude
 
 _LITELLM = """
 import sys
@@ -60,11 +61,12 @@ def main() -> None:
         checks += (litellm_exceptions,)
     outcome = asyncio.run(_serve_and_ask(checks))
     failed, left_out = outcome.failed, outcome.left_out
-    finish(
+    conclude(
         [
             Figure("checks", len(checks)),
             Figure("failed", len(failed), 0),
             Figure("not_run", len(left_out)),
+            Figure("clients", len({check.__name__.partition("_")[0] for check in checks})),
         ],
         failures=failed,
         left_out=left_out,

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.routing.learned import Learned, Speed
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import Figure, options
+from tests.slow.verdict import conclude
 
 MIXES = 100
 _REQUESTS = 20_000
@@ -205,9 +206,9 @@ def main() -> None:
         mark = "  WORSE" if ratios[seed] > _WORSE else ""
         print(f"  {seed:3d} {ratios[seed]:6.3f}  {mix.text}{mark}", flush=True)
     found = sorted(ratios.values())
-    finish(
+    conclude(
         [
-            Figure("mixes", mixes),
+            Figure("cases", mixes),
             Figure("worse_than_least_outstanding", sum(r > _WORSE for r in found), 0),
             Figure("worst_ratio", found[-1], _WORSE),
             Figure("best_ratio", found[0]),

@@ -1,6 +1,6 @@
 """A mixed fleet for real: changes of mix and kills under load, and its plan against the best monolith.
 
-    python -m tests.slow.tasks.any_fleet_live [--quick]
+    python -m benchmarks.any_fleet_live [--quick]
 
 **Changes and kills.** A fleet that chats, sees and speaks is brought up by `atoll up` and operated by `atoll
 operate`, here. Clients ask all the time, at a rate that does not wait for answers. Again and again the fleet
@@ -26,15 +26,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from atoll.core.rng import stream
 from benchmarks.any_to_any.plan_monolith import COUNT, QUICK_COUNT, compare
 from benchmarks.any_to_any.task_clients import AskError
-from benchmarks.report import Figure, finish
-from tests.slow.tasks.checked_clients import AnswersSeen, CheckedClients, until
+from benchmarks.report import Figure
+from tests.slow.tasks.checked_clients import AnswersSeen, CheckedClients, show_requests, until
 from tests.slow.tasks.live_fleet import CLASSES, MIXES, RATE_PER_S, LiveFleet
 from tests.slow.tasks.tasks_chaos import make_orders
+from tests.slow.verdict import conclude
 
 CHANGES, KILLS = 30, 20
 QUICK_CHANGES, QUICK_KILLS = 6, 4
@@ -231,12 +230,7 @@ def shake(
 
 def show_shaken(outcome: LiveOutcome) -> None:
     """Print what clients saw."""
-    print(f"{'requests':14s} {'count':>6s} {'p50 s':>8s} {'p99 s':>8s} {'longest':>8s}")
-    for kind, took_s in sorted(outcome.took_s.items()):
-        middle, most = np.percentile(took_s, (50, 99))
-        print(
-            f"{kind:14s} {outcome.requests[kind]:6d} {middle:8.2f} {most:8.2f} {max(took_s):8.2f}"
-        )
+    show_requests(outcome)
     struck = ", ".join(f"{way} {times}" for way, times in sorted(outcome.kills.items()))
     print(
         f"{outcome.changes} changes of mix, {outcome.plans} of plan; {outcome.kills.total()} kills: {struck}"
@@ -245,19 +239,16 @@ def show_shaken(outcome: LiveOutcome) -> None:
         print(f"  {line}")
 
 
-def run_live(quick: bool) -> dict[str, float | int | None]:
-    """Return what is measured live, see the module; `quick`: fewer changes and kills, and a short load."""
+def tell_aloud(text: str) -> None:
+    """Say how it goes, with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
-    def tell(text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
-    counts = (QUICK_CHANGES, QUICK_KILLS) if quick else (CHANGES, KILLS)
-    outcome = shake(*counts, tell=tell)
+def run_shaken(changes: int, kills: int) -> dict[str, float | int | None]:
+    """Change and kill so often, show what clients saw, and return the figures."""
+    outcome = shake(changes, kills, tell=tell_aloud)
     show_shaken(outcome)
-    gaps_s = outcome.gaps_s or [0.0]
-    compared = asyncio.run(compare(QUICK_COUNT if quick else COUNT))
     return {
-        **{name: compared[name] for name in _COMPARED},
         "changes": outcome.changes,
         "plan_changes": outcome.plans,
         "kills": outcome.kills.total(),
@@ -265,18 +256,27 @@ def run_live(quick: bool) -> dict[str, float | int | None]:
         "wrong_answers": outcome.wrong_answers,
         "leaked": len(outcome.left),
         "requests": outcome.requests.total(),
-        "gap_s_max": round(max(gaps_s), 3),
+        "gap_s_max": round(max(outcome.gaps_s, default=0.0), 3),
         "live_cpu_s": round(outcome.cpu_s, 1),
     }
+
+
+def run_live(quick: bool) -> dict[str, float | int | None]:
+    """Return what is measured live, see the module; `quick`: fewer changes and kills, and a short load."""
+    shaken = run_shaken(*((QUICK_CHANGES, QUICK_KILLS) if quick else (CHANGES, KILLS)))
+    compared = asyncio.run(compare(QUICK_COUNT if quick else COUNT))
+    return {**{name: compared[name] for name in _COMPARED}, **shaken}
 
 
 def main() -> None:
     """Print what was found, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="6 changes, 4 kills, a short load")
-    found = run_live(parser.parse_args().quick)
+    parser.add_argument("--small", action="store_true", help="a change, 3 kills, no comparison")
+    chosen = parser.parse_args()
+    found = run_shaken(1, 3) if chosen.small else run_live(chosen.quick)
     bars = {"errors": 0.0, "wrong_answers": 0.0, "leaked": 0.0, "sim_vs_served_err": 0.15}
-    finish([Figure(name, value, bars.get(name)) for name, value in found.items()])
+    conclude([Figure(name, value, bars.get(name)) for name, value in found.items()])
 
 
 if __name__ == "__main__":

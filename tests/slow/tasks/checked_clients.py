@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from benchmarks.any_to_any.task_clients import (
     SILENT_S,
     WHOLE_S,
@@ -107,3 +109,11 @@ async def until(is_so: Callable[[], object], what: str, most_s: float = STUCK_S)
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise AskError(f"no {what} within {most_s:g} s") from None
+
+
+def show_requests(seen: AnswersSeen) -> None:
+    """Print how many requests of each kind there were, and the seconds they took."""
+    print(f"{'requests':14s} {'count':>6s} {'p50 s':>8s} {'p99 s':>8s} {'longest':>8s}")
+    for kind, took_s in sorted(seen.took_s.items()):
+        middle, most = np.percentile(took_s, (50, 99))
+        print(f"{kind:14s} {seen.requests[kind]:6d} {middle:8.2f} {most:8.2f} {max(took_s):8.2f}")

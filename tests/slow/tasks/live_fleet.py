@@ -24,6 +24,7 @@ from atoll.runtime.http.http_client import fetch
 from benchmarks.report import ROOT
 from tests.e2e.operated_site import Site, processes_of
 from tests.e2e.small_parts import HERE
+from tests.slow.processes import find_marked
 from tests.slow.tasks.task_leftovers import ProcessWatch
 
 MODEL = "assistant"
@@ -244,12 +245,7 @@ class LiveFleet:
         return found
 
     def _pids(self) -> list[int]:
-        mark, found = os.fsencode(f"XDG_RUNTIME_DIR={self._runtime}"), []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if mark in path.read_bytes().split(b"\0"):
-                    found.append(int(path.parent.name))
-        return found
+        return find_marked("XDG_RUNTIME_DIR", self._runtime)
 
 
 def store_of(opened: str) -> Path | None:

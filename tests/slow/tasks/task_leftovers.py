@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll.deploy.local.daemon import process_start
 from atoll.runtime.http.http_client import fetch
 from atoll.runtime.supervise.supervisor import descendants
-
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+from benchmarks.process_cpu import read_cpu_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,10 @@ class ProcessWatch:
     def look(self, pids: Iterable[int] | None = None) -> None:
         """Note these processes; all that are below this one where none are named."""
         for pid in descendants(os.getpid()) if pids is None else pids:
-            if (found := _read(pid)) is not None:
-                born, seconds = found
-                self.cpu_s[pid, born] = seconds
+            if born := process_start(pid):
+                # One that ends just now has used none, says the kernel.
+                known_s = self.cpu_s.get((pid, born), 0.0)
+                self.cpu_s[pid, born] = max(known_s, read_cpu_s([pid]))
 
     @property
     def total_cpu_s(self) -> float:
@@ -67,29 +68,4 @@ class ProcessWatch:
 
     def survivors(self) -> list[int]:
         """Return those that still run."""
-        return [pid for pid, born in self.cpu_s if (found := _read(pid)) and found[0] == born]
-
-
-def strays(folder: Path) -> list[int]:
-    """Return the processes but this one whose command line names a folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if os.fsencode(folder) in command:
-                found.append(int(entry.name))
-    return found
-
-
-def _read(pid: int) -> tuple[str, float] | None:
-    """Return when a process was born, in ticks, and its CPU seconds; None if it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    if fields[0] == "Z":
-        return None
-    return fields[19], (int(fields[11]) + int(fields[12])) * _TICK_S
+        return [pid for pid, born in self.cpu_s if process_start(pid) == born]

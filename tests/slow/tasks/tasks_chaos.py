@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable
-
-import numpy as np
 
 from atoll.api.demo.asking import draw_circle
 from atoll.core.listener import Listener
@@ -27,7 +26,7 @@ from atoll.runtime.graph_server.graph_config import GraphService
 from atoll.runtime.local.local_endpoints import LocalOptions
 from atoll.runtime.local.serving import fetch_components, local_fleet
 from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
-from atoll.runtime.task_fleet.parts import tasks_over
+from atoll.runtime.task_fleet.parts import TASKS, tasks_over
 from atoll.runtime.task_fleet.task_endpoint import store_folder
 from benchmarks.any_to_any.task_clients import (
     KINDS,
@@ -41,9 +40,13 @@ from benchmarks.any_to_any.task_clients import (
     speech_order,
     transcription_order,
 )
-from benchmarks.report import Figure, finish
-from tests.slow.tasks.task_leftovers import ProcessWatch, strays
+from benchmarks.report import Figure
+from tests.e2e.operated_site import processes_of
+from tests.e2e.small_parts import HERE
+from tests.slow.tasks.checked_clients import show_requests
+from tests.slow.tasks.task_leftovers import ProcessWatch
 from tests.slow.tasks.task_strikes import ChaosOutcome, TaskChaos
+from tests.slow.verdict import conclude, percentile_s
 
 MODEL = "assistant"
 CLIENTS = 4
@@ -64,6 +67,29 @@ def deployment() -> TaskDeployment:
         for kind, names in kinds.items()
         for copy in range(_COPIES)
     )
+    return TaskDeployment((service,), executors)
+
+
+def small_deployment() -> TaskDeployment:
+    """Return the same with a real voice and else small parts, which are back in a moment."""
+    ear, scribe, eye, mind = (f"{HERE}:Small{name}" for name in ("Ear", "Scribe", "Eye", "Mind"))
+    service = GraphService(
+        name=MODEL,
+        tasks={name: TASKS[name] for name in ("chat", "transcriptions", "speech")},
+        options={"hear_encoder": ear, "hear_decoder": scribe, "see": eye, "think": mind},
+    )
+    kinds: dict[str, dict[str, dict[str, float]]] = {
+        "ears": {ear: {}, scribe: {}, eye: {}},
+        "mind": {mind: {"word_s": 0.05}},
+        "mouth": {"hibari": {}},
+    }
+    executors = tuple(
+        PlacedExecutor(id=f"{kind}-{copy}", components=components, threads=1)
+        for kind, components in kinds.items()
+        for copy in range(_COPIES)
+    )
+    # Executors are processes of their own, which must find these parts.
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     return TaskDeployment((service,), executors)
 
 
@@ -142,11 +168,11 @@ async def chaos(
             watch.look()
             await fleet.stop(10.0)
     outcome = run.outcome
-    left = {*watch.survivors(), *strays(home)}
-    folders = [folder for folder in (home, store) if folder.exists()]
-    outcome.orphans = len(left) + len(folders)
-    outcome.notes += [f"left: process {pid}" for pid in sorted(left)]
-    outcome.notes += [f"left: {folder.name}" for folder in folders]
+    left = [f"process {pid}" for pid in watch.survivors()]
+    left += [f"process: {line}" for line in processes_of(home)]
+    left += [folder.name for folder in (home, store) if folder.exists()]
+    outcome.orphans = len(left)
+    outcome.notes += [f"left: {each}" for each in left]
     outcome.wall_s = time.monotonic() - began_s
     own = resource.getrusage(resource.RUSAGE_SELF)
     outcome.cpu_s = watch.total_cpu_s + own.ru_utime + own.ru_stime
@@ -155,13 +181,7 @@ async def chaos(
 
 def show(outcome: ChaosOutcome) -> None:
     """Print what happened, and the figures."""
-    print(f"{'requests':14s} {'count':>6s} {'p50 s':>8s} {'p99 s':>8s} {'longest':>8s}")
-    for kind in KINDS:
-        took_s = outcome.took_s.get(kind, [0.0])
-        middle, most = np.percentile(took_s, (50, 99))
-        print(
-            f"{kind:14s} {outcome.requests[kind]:6d} {middle:8.2f} {most:8.2f} {max(took_s):8.2f}"
-        )
+    show_requests(outcome)
     print(f"{'killed':14s} {'times':>6s}")
     for name, times in sorted(outcome.kills.items()):
         print(f"{name:14s} {times:6d}")
@@ -175,18 +195,18 @@ def show(outcome: ChaosOutcome) -> None:
         print(f"  {note}")
     all_s = [seconds for each in outcome.took_s.values() for seconds in each]
     names = ("errors", "wrong_answers", "leaked_handles", "orphans")
-    finish(
+    conclude(
         [
             Figure("kills", outcome.kills.total()),
             *(Figure(name, getattr(outcome, name), 0) for name in names),
             Figure("requests", outcome.requests.total()),
-            Figure("seconds_p50", _percentile(all_s, 50)),
-            Figure("seconds_p99", _percentile(all_s, 99)),
-            Figure("gap_s_p50", _percentile(outcome.gaps_s, 50)),
-            Figure("gap_s_p99", _percentile(outcome.gaps_s, 99)),
-            Figure("gap_s_max", _percentile(outcome.gaps_s, 100)),
-            Figure("back_s_p50", _percentile(outcome.back_s, 50), None, "kill until ready again"),
-            Figure("back_s_max", _percentile(outcome.back_s, 100)),
+            Figure("seconds_p50", percentile_s(all_s, 50)),
+            Figure("seconds_p99", percentile_s(all_s, 99)),
+            Figure("gap_s_p50", percentile_s(outcome.gaps_s, 50)),
+            Figure("gap_s_p99", percentile_s(outcome.gaps_s, 99)),
+            Figure("gap_s_max", percentile_s(outcome.gaps_s, 100)),
+            Figure("back_s_p50", percentile_s(outcome.back_s, 50), None, "kill until ready again"),
+            Figure("back_s_max", percentile_s(outcome.back_s, 100)),
             Figure("failovers", outcome.failovers),
         ],
         remakes=outcome.remakes,
@@ -199,18 +219,15 @@ def show(outcome: ChaosOutcome) -> None:
     )
 
 
-def _percentile(seconds: list[float], percent: float) -> float | None:
-    return round(float(np.percentile(seconds, percent)), 3) if seconds else None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=None, help="how many (100)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="ten kills")
+    parser.add_argument("--small", action="store_true", help="ten kills of small parts")
     chosen = parser.parse_args()
-    kills = chosen.kills or (10 if chosen.quick else 100)
-    tasks = deployment()
+    kills = chosen.kills or (10 if chosen.quick or chosen.small else 100)
+    tasks = small_deployment() if chosen.small else deployment()
     fetch_components(tasks, Listener())
 
     def tell(text: str) -> None:
