@@ -17,9 +17,7 @@ from typing import Any
 
 from benchmarks.hardware.gpu_engine_serve import COMPILED, LOADS, PARTS
 from benchmarks.hardware.gpu_fleet import UNFINISHED, Served
-from benchmarks.report import ROOT, Figure, finish, options
-
-RESULTS = ROOT / "benchmarks" / "results"
+from benchmarks.report import RESULTS, Figure, finish, options
 
 
 @dataclass(frozen=True, slots=True)

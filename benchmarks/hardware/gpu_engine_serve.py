@@ -43,8 +43,7 @@ from benchmarks.hardware.gpu_fleet import (
     write_arrivals,
     write_served,
 )
-from benchmarks.hardware.gpu_promise_cases import SERVICE, Case, write_model
-from benchmarks.hardware.gpu_start import write_weights
+from benchmarks.hardware.gpu_promise_cases import SERVICE, Case, write_model, write_weights
 
 LOADS = ("8", "16", "saturated")
 """Names of the loads: requests/s, then twice what vLLM is planned to carry."""

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from atoll.catalog.load import load_catalog
 from atoll.core.ids import parse_node_type
 from benchmarks.hardware.gpu_promise_cases import CASES, SERVICE, SHARES, SYSTEM_TOKENS, Case
-from benchmarks.report import ROOT, Figure, finish, options
+from benchmarks.report import RESULTS, Figure, finish, options
 
 if TYPE_CHECKING:
     from atoll.catalog.measured_servers import MeasuredServer
     from atoll.workload.requests import PrefixBlocks
 
-RESULTS = ROOT / "benchmarks" / "results"
+
 HELD_SHARES = (0.5, 0.8)
 """Rates at which bars hold; at the planned rate itself a queue amplifies what is off."""
 Floats = NDArray[np.float64]

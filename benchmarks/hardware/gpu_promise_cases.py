@@ -7,6 +7,7 @@ takes as long to compute with as the real ones.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,18 +175,6 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 40960,
         "tie_word_embeddings": False,
     },
-    "recall-tiny": {
-        **_LLAMA,
-        "hidden_size": 320,
-        "intermediate_size": 64,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 8192,
-        "vocab_size": 320,
-        "tie_word_embeddings": False,
-    },
     "llama-3.2-3b": {
         **_LLAMA,
         "hidden_size": 3072,
@@ -241,17 +230,14 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def write_model(model: str, folder: Path, **changes: object) -> dict[str, Any]:
-    """Write what an engine needs to serve a model of random weights: its shapes, and a tokenizer.
-
-    Returns the shapes, as they are with `changes`.
-    """
+def write_model(model: str, folder: Path) -> None:
+    """Write what an engine needs to serve a model of random weights: its shapes, and a tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from atoll.runtime.local.load_probes import WORDS
 
     name, _, weights = model.partition("@")
-    config = {**_CONFIGS[name], **_QUANTIZED.get(weights, {}), **changes}
+    config = {**_CONFIGS[name], **_QUANTIZED.get(weights, {})}
     folder.mkdir(parents=True, exist_ok=True)
     # Parsers of thoughts and of tool calls look their marks up in the tokenizer.
     marks = ("w0", "w1", "w2", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -271,4 +257,52 @@ def write_model(model: str, folder: Path, **changes: object) -> dict[str, Any]:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     (folder / "config.json").write_text(json.dumps(config))
-    return config
+
+
+def write_weights(folder: Path) -> int:
+    """Write random weights of a Llama's shapes, a file for every layer; return their bytes."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((folder / "config.json").read_text())
+    wide, inner = config["hidden_size"], config["intermediate_size"]
+    head = wide // config["num_attention_heads"]
+    kv = head * config["num_key_value_heads"]
+    outer = {
+        "model.embed_tokens.weight": (config["vocab_size"], wide),
+        "model.norm.weight": (wide,),
+        "lm_head.weight": (config["vocab_size"], wide),
+    }
+    layer = {
+        "self_attn.q_proj": (wide, wide),
+        "self_attn.k_proj": (kv, wide),
+        "self_attn.v_proj": (kv, wide),
+        "self_attn.o_proj": (wide, wide),
+        "mlp.gate_proj": (inner, wide),
+        "mlp.up_proj": (inner, wide),
+        "mlp.down_proj": (wide, inner),
+        "input_layernorm": (wide,),
+        "post_attention_layernorm": (wide,),
+    }
+    parts: list[dict[str, tuple[int, ...]]] = [outer]
+    parts += (
+        {f"model.layers.{at}.{name}.weight": shape for name, shape in layer.items()}
+        for at in range(config["num_hidden_layers"])
+    )
+    # The same numbers again and again: what they are does not matter, drawing them all takes minutes.
+    noise = (0.02 * torch.randn(1 << 24)).to(torch.bfloat16)
+
+    def fill(shape: tuple[int, ...]) -> torch.Tensor:
+        size = math.prod(shape)
+        return noise.repeat(-(-size // len(noise)))[:size].reshape(shape).contiguous()
+
+    index: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        index |= dict.fromkeys(part, name)
+        if not (folder / name).exists():
+            tensors = {each: fill(shape) for each, shape in part.items()}
+            save_file(tensors, folder / name, {"format": "pt"})
+    whole = {"metadata": {}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(whole))
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -26,7 +26,7 @@ from atoll.perf.components.class_loads import llm_lengths
 from atoll.perf.components.executor import ExecutorWork, executor_work
 from atoll.workload.classes import ImageOutput, Images, RequestClass, Video
 from benchmarks.any_to_any.cells_paper import FIGURE2
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import Figure
 
 IMAGE = Images(count=1, width_px=784, height_px=588)
 VIDEO = Video(frames=40, width_px=700, height_px=560)
@@ -175,10 +175,9 @@ def off(ratio: float) -> float:
     return max(ratio, 1.0 / ratio) - 1.0
 
 
-def main() -> None:
-    """Print both comparisons and the figures."""
-    options(__doc__ or "")
-    print("Table 1, requests/s on one A100-80\n")
+def measure() -> list[Figure]:
+    """Print both comparisons, and return the figures."""
+    print("\nTable 1, requests/s on one A100-80\n")
     print(f"  {'model':18s} {'component':10s} {'predicted':>9s} {'paper':>7s} {'ratio':>6s}")
     errors: dict[tuple[str, str], float] = {}
     for (model, column), paper in TABLE.items():
@@ -212,7 +211,7 @@ def main() -> None:
     print(f"{100 * share:.0f} % of images by the encoders (67.5)")
     tested = [error for key, error in errors.items() if key not in FITTED]
     spread = math.exp(statistics.median(math.log(ratio) for ratio in ratios))
-    figures = [
+    return [
         Figure(
             "table1_median_ratio_err", statistics.median(tested), note="fitted figures left out"
         ),
@@ -227,8 +226,3 @@ def main() -> None:
         Figure("figure2_max_ratio_err", max(map(off, ratios))),
         Figure("mixed_layout_ratio", rate / 9.27, note="four encoders, six monoliths"),
     ]
-    finish(figures)
-
-
-if __name__ == "__main__":
-    main()

@@ -18,8 +18,8 @@ lengths normal. What the paper leaves open, and what is taken here:
 Every plan is judged by the same arrivals, which no planner has seen. "atoll" is `flow.search` with the
 objective "latency"; "atoll default" has the default one: the largest share of demand for the worst-served
 model.
-The figures of figure 5 are not in the paper's text: only who wins can be compared. What the scheduler's
-simulator is off (figure 6) is in `benchmarks.placement.roofline`.
+The figures of figure 5 are not in the paper's text: only who wins can be compared. What its scheduler's
+roofline is off (figure 6) is in docs/measurements.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from atoll.workload.arrivals import Renewal
 from atoll.workload.requests import Requests, collect
 from atoll.workload.sampling import Independent, Normal
 from atoll.workload.synthetic import Mixed, Synthetic
-from benchmarks.placement import roofline
 from benchmarks.report import Figure, finish, options
 
 RATES = {"13b": 110.0, "34b": 185.5, "70b": 221.0}
@@ -245,7 +244,6 @@ def main() -> None:
             Figure(
                 "default_vs_cp_latency", max(default.values()), note=f"worst of: {told(default)}"
             ),
-            *roofline.measure(),
         ],
         **{
             f"{name.replace(' ', '_')}_{key}": getattr(paper[name], key)

@@ -47,16 +47,10 @@ def _as_in_the_paper(problem: Problem) -> Problem:
     return problem.replace(services=services, offers=offers, settings=settings)
 
 
-def as_it_runs(problem: Problem, *, together: bool = False, cut: bool = False) -> Problem:
-    """Return a set-up with layouts that an engine runs; also phases together, or machines in slices."""
-    engines = core_file().settings.engines
-    services, offers = problem.services, problem.offers
-    if together:
-        services = tuple(s.model_copy(update={"phases": "auto"}) for s in services)
-    if cut:
-        offers = tuple(o.model_copy(update={"whole": False}) for o in offers)
-    settings = problem.settings.model_copy(update={"engines": engines})
-    return problem.replace(services=services, offers=offers, settings=settings)
+def as_it_runs(problem: Problem) -> Problem:
+    """Return a set-up with layouts that an engine runs."""
+    settings = problem.settings.model_copy(update={"engines": core_file().settings.engines})
+    return problem.replace(settings=settings)
 
 
 HELIX_POOL = {

@@ -3,20 +3,21 @@
 Every method gets the same problem, the same exact layouts and the same validator. Baselines are run as
 strong as their definition allows (replicas may be pipelines over several equal nodes), with single-node
 replicas, and in figures 7 and 11 as published: a replica is one tensor-parallel node, of Homo the one with
-the most throughput per dollar, as many as cover demand (`coral_differences` goes from there step by step).
+the most throughput per dollar, as many as cover demand (docs/benchmarks.md goes from there step by step).
 Under scarcity (8 to 10) goodput is the mean share of demand served over all models, and beside it stands the
 share of every demand that is met, which is what the paper scales down to. Figure 12 is Helix's
 cluster of 64 GPUs, which Helix uses whole, against what a plan rents of it.
 
 Layouts are free, as in the paper; keys that begin with `run_` are of layouts that an engine runs, for all
 methods: what of the saving can be had. `--quick` leaves those out, and scarcity in the core set-up. A full
-run keeps every plan's cost in `benchmarks/results/coral.csv` and draws `coral.svg`. Figure 13 is
-`benchmarks.template_sensitivity`.
+run keeps every plan's cost in `benchmarks/results/coral.csv` and draws `coral.svg`. What figure 13 asks, how
+far templates must reach, was measured once (docs/measurements.md).
 """
 
 from __future__ import annotations
 
 import csv
+import math
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
@@ -32,8 +33,9 @@ from atoll.sim.problem_demand import demand_of
 from atoll.sim.sim_options import SimOptions
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
-from atoll.solve.rent.rent_baselines import plan_cauchy
-from atoll.solve.templates.library import libraries
+from atoll.solve.rent.rent_baselines import plan_cauchy, replicas
+from atoll.solve.templates.generate import EngineSearch, generate
+from atoll.solve.templates.library import Libraries, libraries, role_tables
 from atoll.solve.templates.template_cache import TemplateCache
 from atoll.workload.requests import collect
 from benchmarks.planning.allocation import edge_margin, gpu_memory
@@ -49,10 +51,9 @@ from benchmarks.planning.coral import (
     scaled,
     scarce,
 )
-from benchmarks.planning.coral_differences import literal_usd, one_replica_per_node
-from benchmarks.report import ROOT, Figure, finish, options
+from benchmarks.report import RESULTS, Figure, finish, options
 
-KEPT = ROOT / "benchmarks" / "results" / "coral.csv"
+KEPT = RESULTS / "coral.csv"
 METHODS = ("optimal", "homogeneous", "cauchy", "homogeneous-node", "cauchy-node")
 PAPER = {
     "core": (1.62, 1.60),
@@ -94,6 +95,24 @@ class Row:
     goodput: float
     common: float
     paper: float | None = None
+
+
+def one_replica_per_node(problem: Problem, catalog: Catalog) -> Libraries:
+    """Return single nodes whose GPUs hold one tensor-parallel replica."""
+    search = EngineSearch(None, tuple(range(len(problem.kinds))), tp="all", max_nodes=1)
+    roles = {
+        str(role): generate(role_tables(problem, catalog, role, search), 1)
+        for role in problem.roles
+    }
+    return Libraries(problem.kinds, roles)
+
+
+def literal_usd(problem: Problem, libraries: Libraries) -> float:
+    """Return Homo's cost by its text in USD per hour: the most efficient replica of each role, so many."""
+    usd = 0.0
+    for role, choices in replicas(problem, libraries, 1).items():
+        usd += choices[0].usd * math.ceil(problem.demand(role) / choices[0].throughput - 1e-9)
+    return usd
 
 
 def costs(name: str, problem: Problem, catalog: Catalog, published: bool) -> list[Row]:

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import UsageError
-from atoll.solve.joint.greedy.agh import agh
-from atoll.solve.joint.greedy.gh import gh
-from atoll.solve.joint.joint_check import violations
 from research.joint.paper_instances import KINDS, SIZES, TIERS, paper_instance
-from research.joint.public_values import public_instance
 
 
 def test_the_paper_ranges_hold() -> None:
@@ -86,20 +82,3 @@ def test_the_scenarios_of_the_paper_can_be_asked_for() -> None:
 def test_a_size_that_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="models: must be from 1"):
         paper_instance(6, 0, 10)
-
-
-@pytest.mark.parametrize("size", [(4, 4, 5), (6, 6, 10), (20, 20, 20)])
-def test_published_values_make_the_benign_family(size: tuple[int, int, int]) -> None:
-    problem = public_instance(*size, 3)
-    assert problem.shape == (*size, 12)
-    assert np.array_equal(problem.delay, public_instance(*size, 3).delay)
-    assert not np.array_equal(problem.rate, public_instance(*size, 4).rate)
-    for solver in (gh, agh):
-        answer = solver(problem)
-        assert violations(problem, answer) == []
-        assert violations(problem, answer, per_type=True) == []
-        # Nothing binds so hard that a type goes unserved.
-        assert answer.unmet.max() <= 1e-9
-    dear = public_instance(*size, 3, media_unmet=5.0)
-    if size[0] >= 6:
-        assert (dear.unmet_usd / problem.unmet_usd)[:6] == pytest.approx([1, 1, 1, 1, 5, 5])
