@@ -1,9 +1,8 @@
-"""Membership of 10,000 nodes by site: memory, traffic and time to know, simulated; and of real processes.
+"""Membership of 10,000 nodes by site, simulated: memory, traffic and time to know.
 
 The simulation (`benchmarks.site_world`) has sites of 200 members. All members of one of them are real, hubs,
 gateways and twenty members of another site too; all others only speak, and one of each site says its
-summary. A quarter of the sites changes its load every five minutes. `--processes 300` starts as many real
-members, each a process forked from one that has loaded the code, in six sites behind two hubs.
+summary. A quarter of the sites changes its load every five minutes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,16 @@ from atoll.fabric.identity.record_trust import sign_record
 from atoll.fabric.registry import sync
 from atoll.fabric.registry.records import Record, SessionState, SiteService
 from atoll.fabric.registry.sites import ALL, BUSY_EVERY_S, LOOK_S, SETTLED_S, SitedRegistry
-from benchmarks.federation.registry_world import describe, shared_records
-from benchmarks.federation.site_world import LONGEST_LOOK_S, SETTINGS, RealMember, SiteWorld
+from benchmarks.federation.site_world import (
+    HANDLE_S,
+    LONGEST_LOOK_S,
+    SETTINGS,
+    VERIFY_S,
+    RealMember,
+    SiteWorld,
+    describe,
+    shared_records,
+)
 from benchmarks.report import Figure, finish
 
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
@@ -176,7 +183,7 @@ class ScaledFabric:
             for some in (nodes, gateways)
         )
         cpu_s = statistics.fmean(
-            (n.verified - before[id(n)][2]) * 210e-6 + (n.messages - before[id(n)][1]) * 30e-6
+            (n.verified - before[id(n)][2]) * VERIFY_S + (n.messages - before[id(n)][1]) * HANDLE_S
             for n in nodes
         )
         return bytes_s, gateway_s, cpu_s * 3600 / seconds
@@ -283,16 +290,11 @@ _NOTES = {
 
 
 def run(args: argparse.Namespace) -> dict[str, float | None]:
-    """Simulate, and start real processes if asked to; print the table and return the figures."""
+    """Simulate; print the table and return the figures."""
     members: int = getattr(args, "members", None) or (
         2000 if getattr(args, "quick", False) else 10_000
     )
     figures = simulate(members)
-    processes: int = getattr(args, "processes", 0) or 0
-    if processes:
-        from benchmarks.federation.member_processes import run_processes
-
-        figures |= run_processes(processes)
     for name, value in figures.items():
         kind = name.partition("_")[2]
         shown = "never" if value is None else f"{value:10.3f}"
@@ -304,7 +306,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2,000 members")
     parser.add_argument("--members", type=int, help="a multiple of 200; default 10,000")
-    parser.add_argument("--processes", type=int, default=0, help="real ones to start, too")
     finish([Figure(name, value) for name, value in run(parser.parse_args()).items()])
 
 
