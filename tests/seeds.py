@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -26,3 +27,14 @@ def seeds(full: int, first: int = 0, *, fast: int = SEEDS) -> list[Any]:
     """So many seeds in a row; all but the `fast` first ones are slow."""
     slow = [pytest.mark.slow]
     return [pytest.param(first + at, marks=slow if at >= fast else []) for at in range(full)]
+
+
+def slow_except(fast: Collection[object], values: Iterable[object]) -> list[Any]:
+    """Values of a parameter, of which a fast run tries those in `fast` alone."""
+    slow = [pytest.mark.slow]
+    return [
+        pytest.param(
+            *(one if isinstance(one, tuple) else (one,)), marks=[] if one in fast else slow
+        )
+        for one in values
+    ]
