@@ -1,12 +1,60 @@
-"""CPU seconds of processes, and how long they waited for a core, from what Linux counts of them."""
+"""Processes of benchmarks: started and ended, their CPU seconds, and how long they waited for a core."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_STOP_S = 20.0
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    *,
+    log: IO[bytes] | IO[str] | int | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command beside what happens within; it is asked to end then, and killed if it does not.
+
+    What it says goes to `log`, by default where this process says things; `env` is more of its environment.
+    """
+    process = subprocess.Popen(
+        command, stdout=log, stderr=log, env={**os.environ, **(env or {})}, cwd=cwd
+    )
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, and kill it if it does not."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def wait_until(
+    true: Callable[[], object], seconds: float, what: str, *processes: subprocess.Popen[bytes]
+) -> None:
+    """Wait until something is true; an error says `what` is not, after so long or as a process has ended."""
+    until_s = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until_s or any(p.poll() is not None for p in processes):
+            raise RuntimeError(f"{what} did not start")
+        time.sleep(0.02)
 
 
 def read_cpu_s(pids: Iterable[int]) -> float:

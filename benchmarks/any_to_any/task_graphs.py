@@ -1,4 +1,4 @@
-"""What recording and replaying tasks costs, without any component: `python -m benchmarks.task_graphs`.
+"""What recording and replaying tasks costs, without any component (part of `benchmarks.tasks`).
 
 The graph has 20 invocations: four chains of four, joined by one, whose result the code looks at; then three
 more. So its code runs twice: one round of recording, one replay. Counted is CPU time of this process.
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import platform
 from collections.abc import AsyncIterator
 from statistics import median
 from time import process_time_ns
@@ -114,7 +112,7 @@ async def _spawn_often(runs: int) -> list[float]:
     return times
 
 
-def measure_record_replay(runs: int = RUNS) -> dict[str, Any]:
+def measure_record_replay(runs: int = RUNS) -> dict[str, float]:
     """Return CPU time of one request in microseconds: medians over batches of 50 requests."""
     task = TwentyCalls()
     assert record_purely(task) == INVOCATIONS
@@ -128,25 +126,7 @@ def measure_record_replay(runs: int = RUNS) -> dict[str, Any]:
     driven = asyncio.run(_drive_often(task, runs))
     bare = asyncio.run(_spawn_often(runs))
     return {
-        "invocations": INVOCATIONS,
-        "rounds": 2,
-        "runs": runs,
         "record_replay_us": round(median(pure), 1),
         "driven_us": round(median(driven), 1),
         "bare_tasks_us": round(median(bare), 1),
-        "python": platform.python_version(),
     }
-
-
-def main() -> None:
-    """Print a table, then one line of JSON."""
-    found = measure_record_replay()
-    print(f"{'graph':<44}{'CPU us per request':>20}")
-    print(f"{'20 invocations, 2 rounds, recording alone':<44}{found['record_replay_us']:>20}")
-    print(f"{'the same, driven by an event loop':<44}{found['driven_us']:>20}")
-    print(f"{'20 bare tasks of the event loop':<44}{found['bare_tasks_us']:>20}")
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

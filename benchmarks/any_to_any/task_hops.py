@@ -17,11 +17,8 @@ CPU time is given beside the time that passed, since it tells less of what else 
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +27,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -42,6 +39,7 @@ from atoll.runtime.executor.executor_config import ExecutorConfig
 from atoll.runtime.executor.store import ArrayStore, default_store_root, remove_stale_stores
 from atoll.runtime.http.program import run
 from atoll.tasks.values import Handle
+from benchmarks.process_cpu import read_cpu_s, running, wait_until
 
 HANDLE_BYTES = 2**20
 HOPS = 1000
@@ -92,25 +90,11 @@ def run_executor(folder: Path, component: str) -> Iterator[tuple[str, str, int]]
     )
     path = folder / "executor.json"
     path.write_text(config.to_json(), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "atoll.runtime.executor.executor_process",
-        "--config",
-        str(path),
-    ]
-    process = subprocess.Popen(command)
-    try:
-        until_s = time.monotonic() + _READY_S
-        while not (folder / "ready").exists():
-            if process.poll() is not None or time.monotonic() > until_s:
-                raise RuntimeError("the executor did not start")
-            time.sleep(0.02)
+    module = "atoll.runtime.executor.executor_process"
+    with running([sys.executable, "-m", module, "--config", str(path)]) as process:
+        wait_until((folder / "ready").exists, _READY_S, "the executor", process)
         report = json.loads((folder / "ready").read_text(encoding="utf-8"))
         yield report["address"], token, process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30.0)
 
 
 async def _hop(address: str, token: str, store: ArrayStore, hops: int) -> tuple[list[float], float]:
@@ -145,12 +129,6 @@ def _run_hops(address: str, token: str, store: ArrayStore, hops: int) -> tuple[l
     return found[0]
 
 
-def _read_cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _consume(pipe: Connection) -> None:
     """Add up every array that is named, and answer with the sum."""
     while data := pipe.recv_bytes():
@@ -170,7 +148,7 @@ def _move(store: ArrayStore) -> tuple[float, float]:
         for number in range(BULK_ROUNDS):
             numbers = np.arange(BULK_BYTES // 8, dtype=np.int64) + np.int64(number)
             if number == _BULK_WARM_UP:
-                busy_s, before_s = 0.0, _read_cpu_s(consumer.pid or 0)
+                busy_s, before_s = 0.0, read_cpu_s([consumer.pid or 0])
             began_s, began_cpu_s = time.perf_counter(), time.process_time()
             handle = store.put(numbers, "consumer", 60.0)
             ours.send_bytes(msgspec.msgpack.encode(handle))
@@ -179,7 +157,7 @@ def _move(store: ArrayStore) -> tuple[float, float]:
             busy_s += time.process_time() - began_cpu_s
             assert total == int(numbers.sum())
             store.release([handle.id], "consumer")
-        busy_s += _read_cpu_s(consumer.pid or 0) - before_s
+        busy_s += read_cpu_s([consumer.pid or 0]) - before_s
     finally:
         ours.send_bytes(b"")
         consumer.join(30.0)
@@ -187,8 +165,8 @@ def _move(store: ArrayStore) -> tuple[float, float]:
     return statistics.median(rates[_BULK_WARM_UP:]), busy_s / gigabytes
 
 
-def measure_hops(hops: int = HOPS) -> dict[str, Any]:
-    """Return `overhead_ms_per_hop` (median), its 99th percentile, `bytes_per_s_shm`, and how it was."""
+def measure_hops(hops: int = HOPS) -> dict[str, float]:
+    """Return `overhead_ms_per_hop` (median), its 99th percentile, and `bytes_per_s_shm`, with CPU times."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         root = default_store_root(folder, STORE_BYTES)
@@ -201,9 +179,9 @@ def measure_hops(hops: int = HOPS) -> dict[str, Any]:
                 token,
                 pid,
             ):
-                before_s = _read_cpu_s(pid)
+                before_s = read_cpu_s([pid])
                 seconds, busy_s = _run_hops(address, token, store, hops)
-                busy_s += _read_cpu_s(pid) - before_s
+                busy_s += read_cpu_s([pid]) - before_s
             seconds.sort()
             rate, bulk_cpu_s = _move(store)
         finally:
@@ -212,15 +190,6 @@ def measure_hops(hops: int = HOPS) -> dict[str, Any]:
         "overhead_ms_per_hop": round(1e3 * statistics.median(seconds), 3),
         "overhead_ms_per_hop_p99": round(1e3 * seconds[int(0.99 * len(seconds))], 3),
         "cpu_ms_per_hop": round(1e3 * busy_s / (hops + WARM_UP), 3),
-        "hops": len(seconds),
-        "handle_bytes": HANDLE_BYTES,
         "bytes_per_s_shm": round(rate),
         "cpu_s_per_gb_shm": round(bulk_cpu_s, 3),
-        "bulk_bytes": BULK_BYTES,
-        "in_memory": root != folder,
-        "load_average": round(os.getloadavg()[0], 1),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure_hops(), indent=2))
