@@ -40,7 +40,7 @@ class Running:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("torch", "transformers", "zmq", "tokenizers", "httptools"):
         pytest.importorskip(package, reason="needs the extras 'engine' and 'serve'")
-    from benchmarks.tiny_model import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 

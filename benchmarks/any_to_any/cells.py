@@ -20,10 +20,10 @@ from atoll.catalog import Catalog
 from atoll.solve.graph.cell_mixes import efficient_cells, greedy_mix
 from atoll.solve.graph.graph_types import ExecutorType, GraphProgram
 from benchmarks.any_to_any import cells_fleets, cells_paper
-from benchmarks.any_to_any.cells_cases import check_exact
 from benchmarks.any_to_any.cells_paper import Most, build, carry_most, deployed, equal_gpus, key_of
 from benchmarks.report import Figure, finish, options
 from research.cells.exact_mix import compare_mixes, exact_mix
+from tests.reference.cells_cases import check_exact
 
 MIX_CASES = 4000
 MIX_SEED = 16

@@ -22,7 +22,8 @@ from atoll.fabric.identity.record_trust import sign_record
 from atoll.fabric.registry import sync
 from atoll.fabric.registry.records import Record, SessionState, SiteService
 from atoll.fabric.registry.sites import ALL, BUSY_EVERY_S, LOOK_S, SETTLED_S, SitedRegistry
-from benchmarks.federation.site_world import (
+from benchmarks.report import Figure, finish
+from tests.fabric.registry.site_world import (
     HANDLE_S,
     LONGEST_LOOK_S,
     SETTINGS,
@@ -32,7 +33,6 @@ from benchmarks.federation.site_world import (
     describe,
     shared_records,
 )
-from benchmarks.report import Figure, finish
 
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
 SITE = 200

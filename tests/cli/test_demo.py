@@ -92,7 +92,7 @@ def test_the_processes_share_a_gpu_where_one_is_here(
 def test_a_replica_comes_when_twice_as_much_is_asked(tmp_path: Path) -> None:
     for package in ("torch", "transformers", "zmq", "tokenizers", "httptools", "zenoh"):
         pytest.importorskip(package, reason="needs the extras 'engine', 'fabric' and 'serve'")
-    from benchmarks.tiny_model import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     folder = write_tiny_model(tmp_path / "model")
     home = tmp_path / "home"

@@ -28,7 +28,7 @@ settings: {max_nodes_per_instance: 1}
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("torch", "transformers", "zmq", "tokenizers", "httptools", "zenoh"):
         pytest.importorskip(package, reason="needs the extras 'engine', 'fabric' and 'serve'")
-    from benchmarks.tiny_model import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 

@@ -36,7 +36,7 @@ READY_S = 900.0
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
     """The ports of two servers, started with the words that a plan has for them."""
     pytest.importorskip("torch", reason="needs the extra 'engine'")
-    from benchmarks.tiny_model import LAYERS, write_tiny_model
+    from tests.tiny_model import LAYERS, write_tiny_model
 
     try:
         real, nixl = find_engine("vllm", build=True), find_nixl(build=True)

@@ -65,7 +65,7 @@ def until(reached: Callable[[], object], what: str, max_s: float = READY_S) -> N
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of four layers; on cores, vLLM has attention for heads of 64."""
     pytest.importorskip("torch", reason="needs the extra 'engine'")
-    from benchmarks.tiny_model import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", width=256)
 

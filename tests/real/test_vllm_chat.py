@@ -26,7 +26,7 @@ ROWS = 5
 def test_answers_about_vectors_are_those_of_transformers(tmp_path: Path) -> None:
     """Greedy tokens over random vectors between texts, whole and gone on with; a killed server fails them."""
     pytest.importorskip("torch", reason="needs the extra 'engine'")
-    from benchmarks.tiny_model import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     try:
         real = find_engine("vllm", build=True)

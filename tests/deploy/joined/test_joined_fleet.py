@@ -79,7 +79,7 @@ class JoiningSite(Site):
 def site(tmp_path: Path) -> JoiningSite:
     for package in ("torch", "transformers", "zmq", "tokenizers", "httptools", "zenoh"):
         pytest.importorskip(package, reason="needs the extras 'engine', 'fabric' and 'serve'")
-    from benchmarks.tiny_model import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return JoiningSite(tmp_path, write_tiny_model(tmp_path / "models" / "tiny"))

@@ -32,7 +32,7 @@ BODY = {"model": "chat", "prompt": "Hello there, my", "max_tokens": 60, "tempera
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("torch", "transformers", "zmq", "tokenizers", "httptools", "zenoh"):
         pytest.importorskip(package, reason="needs the extras 'engine', 'fabric' and 'serve'")
-    from benchmarks.tiny_model import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 

@@ -48,7 +48,7 @@ def fleet(tmp_path: Path) -> Iterator[RayFleet]:
     reason = why_not()
     if reason is not None:
         pytest.skip(f"a real Ray {reason}")
-    from benchmarks.tiny_model import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     model = write_tiny_model(tmp_path / "tiny")
     with ray_cluster(MACHINES) as cluster:

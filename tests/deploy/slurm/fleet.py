@@ -35,8 +35,8 @@ from atoll.deploy.target import Deployer, InstanceStatus, StartOrder
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.runtime.http.listen_address import free_ports
-from benchmarks.tiny_model import LAYERS
 from tests.deploy.slurm_cluster import SlurmCluster
+from tests.tiny_model import LAYERS
 
 FLEET, SERVICE = "lab", "chat"
 ROOT = Path(__file__).resolve().parents[3]

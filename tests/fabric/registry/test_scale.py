@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks.federation.site_world import RealMember, SiteWorld
+from tests.fabric.registry.site_world import RealMember, SiteWorld
 
 
 def story(members: int, seed: int) -> tuple[list[float | None], list[tuple[int, float]]]:

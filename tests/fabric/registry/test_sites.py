@@ -10,7 +10,7 @@ from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.registry import sites as rules
 from atoll.fabric.registry.records import SiteService
 from atoll.fabric.registry.sites import ALL, SiteSummary, merge_summaries
-from benchmarks.federation.site_world import LONGEST_LOOK_S, RealMember, SiteWorld
+from tests.fabric.registry.site_world import LONGEST_LOOK_S, RealMember, SiteWorld
 
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
 

@@ -109,7 +109,7 @@ async def test_the_token_of_a_hub_is_refused(tmp_path: Path) -> None:
 def test_an_operator_assigns_weights_to_atolls_own_engine(tmp_path: Path) -> None:
     for package in ("torch", "transformers", "zmq", "tokenizers"):
         pytest.importorskip(package, reason="needs the extra 'engine'")
-    from benchmarks.tiny_model import write_tiny_model
+    from tests.tiny_model import write_tiny_model
 
     models = tmp_path / "models"
     folder = write_tiny_model(models / "tiny")

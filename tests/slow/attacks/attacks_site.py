@@ -209,7 +209,7 @@ class AttackedSite:
         folder = CACHE / f"tiny-{hashlib.sha256(text).hexdigest()[:12]}"
         if not (folder / "written").exists():
             code = (
-                "import sys; from pathlib import Path; from benchmarks.tiny_model import "
+                "import sys; from pathlib import Path; from tests.tiny_model import "
                 "write_tiny_model; write_tiny_model(Path(sys.argv[1]))"
             )
             process = await self._start("-c", code, str(folder), stdout=DEVNULL, log="tiny")

@@ -35,10 +35,10 @@ import numpy as np
 
 from atoll.core.rng import stream
 from benchmarks.report import Figure
-from benchmarks.tiny_model import write_tiny_model
 from tests.slow.failover.chaos_clients import ChaosClients, Seen
 from tests.slow.failover.chaos_site import RESUME_S, ChaosSite
 from tests.slow.verdict import conclude, percentile_ms
+from tests.tiny_model import write_tiny_model
 
 CLIENTS = 6
 TOKENS = 80

@@ -25,10 +25,10 @@ from atoll.core.rng import stream
 from atoll.deploy.local.daemon import process_start
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from benchmarks.report import Figure, options
-from benchmarks.tiny_model import LAYERS, write_tiny_model
 from tests.slow.answers import BrokenAnswerError, complete
 from tests.slow.tcp_server import Relay
 from tests.slow.verdict import conclude
+from tests.tiny_model import LAYERS, write_tiny_model
 
 if TYPE_CHECKING:
     from atoll.runtime.local.local_fleet import LocalFleet

@@ -25,10 +25,10 @@ from typing import Any
 
 from atoll.core.rng import stream
 from benchmarks.report import Figure
-from benchmarks.tiny_model import write_tiny_model
 from tests.slow.failover.chaos_clients import ChaosClients, Seen
 from tests.slow.failover.chaos_site import RESUME_S, ChaosSite
 from tests.slow.verdict import conclude
+from tests.tiny_model import write_tiny_model
 
 SHARES = (0.5, 0.25, 0.1)
 CLIENTS = 4

@@ -49,7 +49,6 @@ from atoll.deploy.target import InstanceStatus, StartOrder
 from atoll.plan.plan import Instance
 from atoll.runtime.supervise.fork_client import ForkServer
 from benchmarks.report import ROOT, Figure
-from benchmarks.tiny_model import write_tiny_model
 from tests.slow.answers import BrokenAnswerError, complete
 from tests.slow.processes import find_marked
 from tests.slow.targets.rollout_changes import (
@@ -72,6 +71,7 @@ from tests.slow.targets.rollout_controller import (
     make_target,
 )
 from tests.slow.verdict import conclude
+from tests.tiny_model import write_tiny_model
 
 if TYPE_CHECKING:
     import numpy as np

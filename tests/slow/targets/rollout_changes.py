@@ -20,7 +20,7 @@ from atoll.core.ids import Phase
 from atoll.core.rng import stream
 from atoll.plan.plan import Flow, Instance, Node, Plan
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
-from benchmarks.tiny_model import LAYERS
+from tests.tiny_model import LAYERS
 
 SERVICE = "tiny"
 REGION = "here"

@@ -23,7 +23,7 @@ from atoll.solve.graph.graph_types import (
     StandingExecutors,
 )
 from atoll.solve.lp import MipResult
-from benchmarks.any_to_any.cells_cases import check_case, check_exact, make_case
+from tests.reference.cells_cases import check_case, check_exact, make_case
 from tests.seeds import examples, seeds
 from tests.solve.graph.checker import broken_rows
 

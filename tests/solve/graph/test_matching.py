@@ -17,7 +17,7 @@ from atoll.solve.graph.graph_types import (
     PartFlow,
 )
 from atoll.solve.graph.matching import RouteFlow, match_routes
-from benchmarks.any_to_any.cells_cases import make_case
+from tests.reference.cells_cases import make_case
 
 
 def type_of(parts: str, latency: float = 0.0) -> ExecutorType:

@@ -15,7 +15,7 @@ from atoll.plan.validate.check import validate
 from atoll.prove.graph_kept import sample_graphs
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
-from benchmarks.any_to_any.cells_cases import check_exact
+from tests.reference.cells_cases import check_exact
 from tests.solve.graph.fleets import fleet, offer, seeing
 
 ONE_L4 = (offer("L4:1", 0.8),)
