@@ -36,14 +36,14 @@ def run(seeds: range) -> Counter[str]:
 
 
 def test_nobody_comes_back_and_no_ghost_stays() -> None:
-    seen = run(range(750))
+    seen = run(range(200))
     for what in ("killed", "buried alive", "well again", "obituaries"):
-        assert seen[what] > 37, f"{what} hardly ever happened"
+        assert seen[what] > 10, f"{what} hardly ever happened"
 
 
 @pytest.mark.slow
 def test_nobody_comes_back_and_no_ghost_stays_in_a_hundred_thousand_schedules() -> None:
-    run(range(750, 104_000))
+    run(range(200, 104_000))
 
 
 def rev_first(self: Record) -> object:
@@ -106,9 +106,12 @@ def days(seed: int, settings: RegistrySettings) -> None:
                 net.start("m001")
 
 
-def test_forgetting_brings_nobody_back() -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(15), pytest.param(range(15, 80), marks=pytest.mark.slow)], ids=str
+)
+def test_forgetting_brings_nobody_back(seeds: range) -> None:
     settings = RegistrySettings(gap_s=float("inf"))
-    for seed in range(80):
+    for seed in seeds:
         days(seed, settings)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import pytest
 
 from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.effects import RegistrySettings
 from atoll.fabric.registry.peers import Load
 from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport import silent_links
@@ -146,10 +148,10 @@ def test_questions_messages_and_load(run: Scenario) -> None:
         a.put(key, b"first")
         await until(lambda: got)
         got.clear()
-        for number in range(3000):
+        for number in range(300):
             a.put(key, b"%d" % number)
-        await until(lambda: len(got) == 3000)
-        assert got == [(key, b"%d" % number) for number in range(3000)]
+        await until(lambda: len(got) == 300)
+        assert got == [(key, b"%d" % number) for number in range(300)]
         a.say_load(Load(running=3))
         await until(lambda: a.sid in b.loads)
         assert b.loads[a.sid].running == 3
@@ -275,9 +277,11 @@ def test_a_revoked_member_is_put_out_at_once(
     run(scenario)
 
 
-async def test_a_hub_buries_the_silent() -> None:
+async def test_a_hub_buries_the_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
-
+    # One hub has no other to leave time to.
+    soon = partial(RegistrySettings, obituary_spread_s=0.0)
+    monkeypatch.setattr("atoll.fabric.transport.fabric.RegistrySettings", soon)
     settings = replace(SETTINGS, obituary_s=0.3)
     hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"], settings=settings))
     a, b = [

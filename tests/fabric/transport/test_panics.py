@@ -82,6 +82,7 @@ def test_a_hub_whose_transport_panics_at_its_end_still_ends(
     assert "panicked" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 async def test_a_hub_stopped_under_traffic_ends_well_and_says_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path, 1)
     accesses = [site.issue(f"a{number}") for number in range(4)]

@@ -77,8 +77,8 @@ def test_a_member_cannot_pass_as_a_hub(run: Scenario) -> None:
     ("slots", "friends", "crooks"),
     [
         (0, "m002", "m003"),
-        (1101, "m1100", "m110"),
-        (1101, "m110", "m1100"),
+        pytest.param(1101, "m1100", "m110", marks=pytest.mark.slow),
+        pytest.param(1101, "m110", "m1100", marks=pytest.mark.slow),
         pytest.param(10_000, "m9999", "m9998", marks=pytest.mark.slow),
     ],
 )

@@ -18,9 +18,9 @@ from atoll.fabric.tunnel.tunnel_server import TunnelServer
 from atoll.runtime.executor.executor_client import ExecutorClient, InvocationError
 from atoll.runtime.executor.executor_server import ExecutorServer
 from atoll.runtime.executor.store import ArrayStore
-from tests.fabric.tunnel.test_loopback import Site, known, member, site
+from tests.fabric.transport.site import Site
+from tests.fabric.tunnel.test_loopback import known, member
 
-__all__ = ["site"]
 TOKEN = "0123456789abcdef"
 MIB = 2**20
 MANY = 24
@@ -31,8 +31,8 @@ async def far_end(
     site: Site, port: int, provider: str = "uni"
 ) -> AsyncIterator[tuple[TunnelClient, str]]:
     """A node that passes streams on to a port of this machine, and a client of its fabric."""
-    node = await member(site, "node", "worker", provider)
-    near = await member(site, "near", "worker", "uni")
+    node = await member(site.authority, "node", "worker", provider)
+    near = await member(site.authority, "near", "worker", "uni")
     door = StreamDoor(lambda: ("127.0.0.1", port) if port else None)
     server = TunnelServer(node, door.handle, accept="self", callers=CALLERS)
     client = TunnelClient(near)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +97,7 @@ class Mischief:
                 self.cancelled.add(call)
 
 
+@pytest.mark.slow
 @examples(20)
 @given(st.integers(0, 2**32))
 def test_whatever_clients_and_members_do_others_get_all_of_their_answers(seed: int) -> None:

@@ -104,11 +104,12 @@ def test_a_caller_that_never_reads_is_bounded_and_ends() -> None:
         assert pair.answerer.running == 0
         await pair.close()
 
-        quiet = Pair(paced(1, 0.01))
+        impatient = replace(SETTINGS, quiet_s=60.0)
+        quiet = Pair(paced(1, 0.01), caller_settings=impatient)
         stalled = Log()
         quiet.answerer._handler = lambda incoming: incoming.head(200, SSE)
         quiet.caller.call(quiet.worker.sid, request(), stalled)
-        await asyncio.sleep(SETTINGS.quiet_s + 5)
+        await asyncio.sleep(impatient.quiet_s + 5)
         assert stalled.lost is not None
         assert "nothing" in stalled.lost
         await quiet.close()
