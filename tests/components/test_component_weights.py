@@ -112,6 +112,7 @@ def test_the_wheels_are_well_formed() -> None:
         assert len({Path(file).name for file in parts.files}) == len(parts.files)
 
 
+@pytest.mark.slow
 def test_a_real_wheel_for_another_platform_is_fetched_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

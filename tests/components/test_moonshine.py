@@ -66,6 +66,7 @@ def test_a_recording_is_heard_word_for_word_and_the_same_each_time() -> None:
     assert ask(MoonshineDecoder, other, again)[1] == heard
 
 
+@pytest.mark.slow
 def test_the_whole_recording_is_heard_at_any_rate() -> None:
     samples, rate_hz = recording("beckett.wav")
     assert word_errors(BECKETT, hear(samples, rate_hz))[0] == 0
@@ -134,6 +135,7 @@ def test_what_are_no_states_is_refused(inputs: dict[str, Any], param: str) -> No
     assert error.param == param
 
 
+@pytest.mark.slow
 def test_a_text_has_no_more_tokens_than_can_be_said() -> None:
     """States of nothing make the model talk without end."""
     loaded(MoonshineDecoder)

@@ -37,6 +37,7 @@ REALTIME = find_spec("websockets") is not None
 GROWTH_BYTES = 200 * 2**20
 
 
+@pytest.mark.slow
 def test_a_fleet_of_real_components_over_the_sdk() -> None:
     need_weights()
     with media_fleet() as fleet:

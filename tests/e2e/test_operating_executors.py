@@ -92,13 +92,3 @@ def kill_executor(name: str) -> None:
 def is_replaced(site: Site, name: str) -> bool:
     ready = site.ready()
     return len(ready) == 2 and name not in ready
-
-
-def test_a_change_of_mix_and_kills_under_load_are_noticed_by_nobody() -> None:
-    for package in ("zenoh", "httptools", "hibari", "PIL"):
-        pytest.importorskip(package, reason="needs the extras 'components', 'fabric' and 'serve'")
-    from tests.slow.tasks.any_fleet_live import shake
-
-    seen = shake(1, 3)
-    assert (seen.errors, seen.wrong_answers, seen.left) == (0, 0, []), seen.notes
-    assert (seen.changes, seen.kills.total()) == (1, 3)

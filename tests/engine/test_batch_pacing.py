@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.engine.batch_pacing import ENOUGH, RoutePacer, StepReporter, fit_line, node_key
 from atoll.engine.engine_messages import MAX_REPORTS, REPORT_COLUMNS, StepReport, table_of
-from tests.seeds import examples
+from tests.seeds import examples, slow_except
 
 A, B, C = (node_key(f"mem://{name}") for name in "abc")
 SPEEDS = st.tuples(st.floats(0.005, 0.05), st.floats(0.0, 0.005))
@@ -182,7 +182,7 @@ class TestPipelines:
     def _needs_torch(self) -> None:
         pytest.importorskip("torch", reason="needs the extra 'engine'")
 
-    @pytest.mark.parametrize("stages", [2, 3, 4])
+    @pytest.mark.parametrize("stages", slow_except((2,), (2, 3, 4)))
     def test_paced_groups_beat_free_ones_on_equal_stages(self, stages: int) -> None:
         from tests.engine.virtual_pipeline import VirtualStage, measure_tpot
 
@@ -193,6 +193,7 @@ class TestPipelines:
         slowest_s = max(s.fixed_s + s.row_s * 8 / stages for s in line)
         assert paced_s <= 1.02 * stages * slowest_s
 
+    @pytest.mark.slow
     @examples(6)
     @given(
         speeds=st.lists(SPEEDS, min_size=2, max_size=3),

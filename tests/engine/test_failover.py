@@ -46,6 +46,7 @@ def test_answers_survive_dead_nodes_token_for_token(tiny: Callable[[str], Any], 
     check(cluster, asked, model)
 
 
+@pytest.mark.slow
 @examples(5)
 @given(seed=st.integers(0, 100_000))
 def test_split_answers_survive_too(tiny: Callable[[str], Any], seed: int) -> None:

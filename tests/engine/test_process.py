@@ -178,6 +178,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_lost_rank_ends_its_node(tiny: Callable[[str], Any], tmp_path: Path) -> None:
     model = tiny("llama")
     nodes = Nodes(model.folder, tmp_path, ((0, 4),), tp=2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.seeds import examples
+from tests.seeds import examples, slow_except
 
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
@@ -30,7 +30,7 @@ from tests.engine.test_exact import REQUESTS, Wanderer, ask, check
 
 pytestmark = pytest.mark.engine
 
-QUICK = ("llama", "phi3", "qwen3-moe", "mixtral", "gpt-oss")
+QUICK = ("llama", "gpt-oss")
 """Architectures that cut their tensors in ways of their own; the others run with the slow tests."""
 Layout = tuple[tuple[int, int, int], ...]
 """Nodes: first layer, end, ranks."""
@@ -44,10 +44,7 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ARCHITECTURES],
-)
+@pytest.mark.parametrize("architecture", slow_except(QUICK, ARCHITECTURES))
 def test_every_architecture_is_exact_over_ranks(
     tiny: Callable[[str], Any], architecture: str
 ) -> None:

