@@ -99,7 +99,8 @@ def pytest_runtest_makereport(
     counted = item.config.stash
     if _COUNTED_CPU_S not in counted:
         counted[_COUNTED_CPU_S] = _used_cpu_s() - call.duration
-        report.user_properties.append((_BEFORE_CPU_S, counted[_COUNTED_CPU_S]))
+        # Of the item, since what is written is taken from the report of its end.
+        item.user_properties.append((_BEFORE_CPU_S, counted[_COUNTED_CPU_S]))
     if call.when == "teardown":
         used = _used_cpu_s()
         report.user_properties.append((_CPU_S, used - counted[_COUNTED_CPU_S]))
