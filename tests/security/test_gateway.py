@@ -277,32 +277,6 @@ def test_a_key_is_compared_in_a_time_that_tells_nothing(monkeypatch: pytest.Monk
     assert text.rpartition("-")[2] not in repr((key, given))
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
-        b"content-length: 5\r\ncontent-length: 6\r\n",
-        b"transfer-encoding: xchunked\r\n",
-        b"content-length: +5\r\n",
-        b"content-length : 5\r\n",
-        b" folded: x\r\n",
-    ],
-)
-def test_a_request_that_can_be_read_two_ways_is_not_read(head: bytes) -> None:
-    async def go() -> None:
-        async with running([ScriptedEngine()]) as bench:
-            raw = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n0\r\n\r\nGET "
-            raw += b"/atoll/v1/status HTTP/1.1\r\nhost: x\r\n\r\n"
-            reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
-            writer.write(raw)
-            answer = await asyncio.wait_for(reader.read(), 60)
-            writer.close()
-            assert answer.startswith(b"HTTP/1.1 400")
-            assert answer.count(b"HTTP/1.1") == 1
-
-    run(go())
-
-
 def test_headers_in_other_letters_or_twice_do_not_get_around_a_policy(tmp_path: Path) -> None:
     async def go() -> None:
         accounts, (trusting,) = await with_keys(

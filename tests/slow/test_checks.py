@@ -63,7 +63,7 @@ CHECKS = (
         "starved",
         "--quick",
         "answers false_deaths errors cut",
-        10,
+        1,
         (*_FLEET, *_FABRIC, *_BOOKS),
     ),
     Check(

@@ -77,7 +77,7 @@ def _prompts() -> list[Attack]:
         ("chat: null content", _chat(messages=[{"role": "user", "content": None}]), BAD),
         ("chat: a picture", _chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]), BAD),
         ("chat: vectors of nonsense", _chat(messages=[{"role": "user", "content": [{"type": "embeds", "embeds": "!!!!"}]}]), BAD),
-        ("chat: functions", _chat(functions=[{"name": "f", "parameters": {}}]), BAD),
+        ("chat: functions", _chat(functions=[{"name": "f", "parameters": {}}]), FINE),
         ("chat: sound", _chat(modalities=["text", "audio"], audio={"voice": "a", "format": "wav"}), BAD),
     ]  # fmt: skip
     return [*ask_model("prompts", _COMPLETIONS, texts), *ask_model("prompts", CHAT, chats)]

@@ -205,7 +205,7 @@ class AttackedSite:
 
     async def _tiny_model(self) -> Path:
         """Return the folder of the tiny model, written once by a process of its own."""
-        text = (ROOT / "benchmarks" / "tiny_model.py").read_bytes()
+        text = (ROOT / "tests" / "tiny_model.py").read_bytes()
         folder = CACHE / f"tiny-{hashlib.sha256(text).hexdigest()[:12]}"
         if not (folder / "written").exists():
             code = (

@@ -220,9 +220,13 @@ class Cluster:
         self.started |= {key[2] for key, _ in self.api.of("configmaps")}
 
     def lose_machine(self) -> None:
-        """Have one machine, on which an instance stands, not answer any more."""
+        """Have one machine, on which an instance stands, not answer any more; what it ran can be ended."""
         pod = next(iter(self.api.of("pods")))[1]
-        self.api.lose_machine(pod["spec"]["nodeName"])
+        name = pod["spec"]["nodeName"]
+        self.api.objects["nodes", "", name]["status"]["conditions"][0]["status"] = "Unknown"
+        self.api.set_status(
+            pod["metadata"]["name"], conditions=[{"type": "Ready", "status": "False"}]
+        )
 
     def count_orphans(self) -> int:
         """Objects of no instance that is ready."""
@@ -284,7 +288,7 @@ def main() -> None:
     options = parser.parse_args()
     began_s = time.process_time()
     whole = run(0)
-    assert whole.serving == tuple(sorted(CHANGES[-1])), whole
+    assert whole.serving == tuple(sorted(CHANGES[-1])), whole.serving
     diverged = duplicates = orphans = 0
     points = range(1, len(whole.places) + 1, options.every)
     for point in points:
