@@ -64,7 +64,6 @@ from benchmarks.any_to_any.speech_fleet import (
     planned,
     simulate_answers,
 )
-from benchmarks.any_to_any.task_clients import picture_part
 from benchmarks.any_to_any.timed_parts import (
     HERE,
     PROMPT_TOKENS,
@@ -78,6 +77,7 @@ from benchmarks.any_to_any.timed_parts import (
     TimedVoice,
 )
 from benchmarks.report import Figure, finish
+from tests.slow.tasks.task_clients import picture_part
 
 CLASSES = {"text": 0.4, "image+text": 0.3, "audio -> audio": 0.3}
 """Share of the requests by class."""

@@ -28,10 +28,10 @@ from pathlib import Path
 
 from atoll.core.rng import stream
 from benchmarks.any_to_any.plan_monolith import COUNT, QUICK_COUNT, compare
-from benchmarks.any_to_any.task_clients import AskError
 from benchmarks.report import Figure
 from tests.slow.tasks.checked_clients import AnswersSeen, CheckedClients, show_requests, until
 from tests.slow.tasks.live_fleet import CLASSES, MIXES, RATE_PER_S, LiveFleet
+from tests.slow.tasks.task_clients import AskError
 from tests.slow.tasks.tasks_chaos import make_orders
 from tests.slow.verdict import conclude
 

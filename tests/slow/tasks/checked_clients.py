@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.any_to_any.task_clients import (
+from tests.slow.tasks.task_clients import (
     SILENT_S,
     WHOLE_S,
     AskError,

@@ -31,7 +31,7 @@ MODEL = "assistant"
 RATE_PER_S = 2.0
 WORD_S = 0.04
 CLASSES = {"chat": "text", "vision": "image+text", "spoken": "audio -> audio"}
-"""The class of each kind of request (`benchmarks.any_to_any.task_clients.KINDS`)."""
+"""The class of each kind of request (`tests.slow.tasks.task_clients.KINDS`)."""
 _EXECUTOR = b"atoll.deploy.commands.executor_node"
 _FLEET = """\
 name: lab

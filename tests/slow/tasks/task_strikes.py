@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from atoll.core.rng import stream
 from atoll.runtime.http.http_client import fetch
 from atoll.runtime.task_fleet.task_endpoint import store_folder
-from benchmarks.any_to_any.task_clients import KINDS, ClientOrder
 from tests.slow.tasks.checked_clients import STUCK_S, AnswersSeen, CheckedClients, until
+from tests.slow.tasks.task_clients import KINDS, ClientOrder
 from tests.slow.tasks.task_leftovers import ProcessWatch, StoredArrays, count_arrays
 
 if TYPE_CHECKING:

@@ -28,7 +28,11 @@ from atoll.runtime.local.serving import fetch_components, local_fleet
 from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
 from atoll.runtime.task_fleet.parts import TASKS, tasks_over
 from atoll.runtime.task_fleet.task_endpoint import store_folder
-from benchmarks.any_to_any.task_clients import (
+from benchmarks.report import Figure
+from tests.e2e.operated_site import processes_of
+from tests.e2e.small_parts import HERE
+from tests.slow.tasks.checked_clients import show_requests
+from tests.slow.tasks.task_clients import (
     KINDS,
     AskError,
     ClientOrder,
@@ -40,10 +44,6 @@ from benchmarks.any_to_any.task_clients import (
     speech_order,
     transcription_order,
 )
-from benchmarks.report import Figure
-from tests.e2e.operated_site import processes_of
-from tests.e2e.small_parts import HERE
-from tests.slow.tasks.checked_clients import show_requests
 from tests.slow.tasks.task_leftovers import ProcessWatch
 from tests.slow.tasks.task_strikes import ChaosOutcome, TaskChaos
 from tests.slow.verdict import conclude, percentile_s

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.any_to_any.task_clients import HeardReply
 from tests.e2e.operated_site import processes_of
 from tests.slow.tasks.live_fleet import store_of
+from tests.slow.tasks.task_clients import HeardReply
 from tests.slow.tasks.task_leftovers import ProcessWatch, StoredArrays
 from tests.slow.tasks.task_strikes import ChaosOutcome
 
