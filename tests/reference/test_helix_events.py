@@ -10,6 +10,9 @@ import pytest
 
 from tests.reference.helix_events import GATHER_S, IWRR, OURS, Placed, Run, Work, run
 
+# What it judges runs in the full run, and compiling it takes a quarter of a minute.
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[3] / "shared/data"
 ACTIVATION = 1000.0
 LAYER_S, TOKEN_S, LINK_S = 0.1, 0.01, 0.5
@@ -114,7 +117,6 @@ def test_what_finds_no_way_waits_online() -> None:
     assert found.prompt_s[1] > found.prompt_s[0] + found.decode_s.sum() / 2
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "helix").is_dir(), reason="no data of Helix here")
 @pytest.mark.parametrize(
     ("cluster", "published"), [("3cluster24", 97.98), ("single24", 252.08), ("cluster42", 645.57)]
