@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from atoll.plan.plan import Plan
+from atoll.plan.plan import Plan, Route
 from tests.compat.client_checks import ORIGIN
 
 
@@ -101,9 +101,16 @@ def serving(
         remove_home(home.folder)
 
 
+def one_instance() -> Plan:
+    """Return a plan of one instance of the model `tiny`, whose first stage two nodes share."""
+    from tests.slow.failover.chaos_fleet import tiny_plan
+
+    instance = tiny_plan().instances[0]
+    route = Route(service=instance.service, instances=(instance.id,), share=1.0)
+    return tiny_plan().model_copy(update={"instances": (instance,), "routes": (route,)})
+
+
 @pytest.fixture(scope="session")
 def running(tiny_folder: Path, forks: str) -> Iterator[Running]:
-    from tests.slow.failover.chaos_fleet import SERVICE, tiny_plan
-
-    with serving(tiny_plan(), [SERVICE], tiny_folder, forks) as found:
+    with serving(one_instance(), ["tiny"], tiny_folder, forks) as found:
         yield found

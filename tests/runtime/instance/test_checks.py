@@ -46,6 +46,16 @@ def chat(**more: object) -> ParsedRequest:
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"repetition_penalty": 1e-320}, None),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"top_k": "many"}, None),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [10_000]}, "prompt"),
+        ({"prompt": [1] * 400_000}, "prompt"),
+        ({"n": 100}, "n"),
+        ({"n": 2, "atoll": {"resume": {"text": "x"}}}, "atoll.resume"),
+        ({"response_format": {"type": "poem"}}, "response_format.type"),
     ],
 )
 def test_limits(more: dict[str, Any], param: str | None) -> None:

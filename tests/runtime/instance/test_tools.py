@@ -428,14 +428,28 @@ def test_what_is_wrong_with_tools_is_named(
 
 
 def test_forms_that_nothing_can_have_are_refused(codecs: Callable[[str], TextCodec]) -> None:
-    for schema in ({"type": "poem"}, nested(100), {"$ref": "file:///etc/passwd"}):
+    for schema in (
+        {"type": "poem"},
+        {"type": "string", "pattern": "[a-"},
+        nested(100),
+        nested(400),
+        {"$ref": "file:///etc/passwd"},
+        {"$ref": "http://10.0.0.1/schema"},
+    ):
         form = {"type": "json_schema", "json_schema": {"schema": schema}}
         with pytest.raises(ApiError) as caught:
             read(codecs("plain"), tools=None, response_format=form)
         assert caught.value.status == 400
-    with pytest.raises(ApiError) as caught:
-        read(codecs("plain"), tools=None, guided_regex="(")
-    assert caught.value.param == "guided_regex"
+    for more in (
+        {"guided_regex": "("},
+        {"guided_regex": "(" * 1000},
+        {"guided_regex": "[a-"},
+        {"guided_regex": "(?=a)b"},
+        {"grammar": "root ::= nowhere"},
+    ):
+        with pytest.raises(ApiError) as caught:
+            read(codecs("plain"), tools=None, **more)
+        assert caught.value.param == next(iter(more))
 
 
 HISTORY: list[Json] = [

@@ -129,13 +129,3 @@ def test_a_form_resumed_anywhere_is_the_same(running: Running, sampling: Json) -
         status, answer = post(running.instance_url, again)
         assert status == 200, answer
         assert text + json.loads(answer)["choices"][0]["text"] == expected["text"]
-
-
-def test_what_no_answer_can_follow_is_refused(running: Running) -> None:
-    for more in (
-        {"guided_regex": "("},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "poem"}}}},
-    ):
-        status, answer = post(running.instance_url, {"model": "tiny", "prompt": "A"} | more)
-        assert status == 400, answer
-        assert json.loads(answer)["error"]["param"] in more

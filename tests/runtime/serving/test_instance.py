@@ -82,8 +82,18 @@ def test_stream_equals_whole(running: Running) -> None:
     assert ids == expected["choices"][0]["token_ids"]
 
 
-@pytest.mark.parametrize("with_ids", [True, False])
-@pytest.mark.parametrize("more", [{}, {"presence_penalty": 1.5, "temperature": 0.8, "seed": 5}])
+@pytest.mark.parametrize(
+    ("with_ids", "more"),
+    [
+        (True, {"presence_penalty": 1.5, "temperature": 0.8, "seed": 5}),
+        (False, {}),
+        pytest.param(True, {}, marks=pytest.mark.slow),
+        pytest.param(
+            *(False, {"presence_penalty": 1.5, "temperature": 0.8, "seed": 5}),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_resumed_anywhere_it_is_the_same_answer(
     running: Running, with_ids: bool, more: Json
 ) -> None:
@@ -175,26 +185,9 @@ def test_log_probabilities(running: Running) -> None:
     ("body", "status", "param"),
     [
         (b"{", 400, None),
-        (b"[" * 100_000, 400, None),
-        (b'{"model": "tiny", "prompt": "\xff"}', 400, None),
-        ({"model": "tiny"}, 400, None),
         (asked(model="other"), 404, "model"),
         (asked(max_tokens=-1), 400, "max_tokens"),
-        (asked(max_tokens=0), 400, "max_tokens"),
-        (asked(prompt=[]), 400, "prompt"),
-        (asked(prompt=""), 400, "prompt"),
-        (asked(prompt=[10_000]), 400, "prompt"),
-        (asked(prompt="x" * 2000), 400, "prompt"),
         (asked(prompt="x" * 4_000_000), 400, "prompt"),
-        (asked(prompt=[1] * 400_000), 400, "prompt"),
-        (asked(n=100), 400, "n"),
-        (asked(suffix="x"), 400, "suffix"),
-        (asked(n=2, best_of=1), 400, "best_of"),
-        (asked(best_of=2, stream=True), 400, "best_of"),
-        (asked(logit_bias={"x": 1}), 400, "logit_bias"),
-        (asked(top_k="many"), 400, None),
-        (asked(response_format={"type": "poem"}), 400, "response_format.type"),
-        (asked(n=2, atoll={"resume": {"text": "x"}}), 400, "atoll.resume"),
     ],
 )
 def test_nonsense_is_refused_in_openai_s_shape(
@@ -206,13 +199,6 @@ def test_nonsense_is_refused_in_openai_s_shape(
     assert error.keys() == {"message", "type", "param", "code"}
     if param is not None:
         assert error["param"] == param
-
-
-def test_images_are_refused(running: Running) -> None:
-    image = [{"type": "image_url", "image_url": {"url": "data:"}}]
-    chat: Json = {"model": "tiny", "messages": [{"role": "user", "content": image}]}
-    code, answer = post(running.instance_url, chat, "/v1/chat/completions")
-    assert code == 400, answer
 
 
 def test_pages(running: Running) -> None:

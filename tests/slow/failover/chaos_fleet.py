@@ -86,13 +86,6 @@ def tiny_plan() -> Plan:
     )
 
 
-def one_instance() -> Plan:
-    """Return a plan of the first of the two instances, whose first stage two nodes share."""
-    (first, _) = tiny_plan().instances
-    route = Route(service=SERVICE, instances=(first.id,), share=1.0)
-    return tiny_plan().model_copy(update={"instances": (first,), "routes": (route,)})
-
-
 @contextlib.asynccontextmanager
 async def tiny_fleet(gateway: Mapping[str, object]) -> AsyncIterator[LocalFleet]:
     """Serve `tiny_plan` as `atoll serve` does, with these settings of the gateway besides."""
