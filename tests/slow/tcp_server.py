@@ -31,7 +31,8 @@ class TcpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            # Python 3.11 takes a connection's task that is cancelled for one that failed, and says so.
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await self.handle(reader, writer)
         finally:
             self._writers.discard(writer)

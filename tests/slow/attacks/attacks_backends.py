@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.slow.attacks.attacks_case import FINE, MIB, Attack, judge
-from tests.slow.attacks.attacks_engine import MIRROR, POISON, WAYS
+from tests.slow.attacks.attacks_engine import DEADLY, MIRROR, POISON, WAYS
 from tests.slow.attacks.attacks_site import ANSWER_BYTES, AttackedSite
 from tests.slow.attacks.attacks_wire import HOST, Reply, chat_body, request_of, talk
 
@@ -60,13 +60,13 @@ def _attack(way: str, *, stream: bool) -> Attack:
 async def _poison(site: AttackedSite) -> str:
     """Ask what backends die of, again and again: few of them may see it."""
     backend = site.hostile["resets"]
-    before = backend.asked
+    before, sent = backend.poisoned, request_of(chat_body(POISON, DEADLY.decode()))
     for _ in range(5):
-        reply = await talk(site.ports["open"], [request_of(chat_body(POISON))], read_s=_LONG_S)
+        reply = await talk(site.ports["open"], [sent], read_s=_LONG_S)
         wrong = judge(reply, _FAILED | {422})
         if wrong:
             return wrong
-    seen = backend.asked - before
+    seen = backend.poisoned - before
     return f"it was sent to backends {seen} times" if seen > _MAX_DEATHS else ""
 
 

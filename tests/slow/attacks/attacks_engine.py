@@ -15,6 +15,8 @@ MIRROR = "mirror"
 NARROW = "narrow"
 POISON = "poison"
 """A model whose backends all die of every request."""
+DEADLY = b"what backends die of"
+"""What such a request says."""
 _SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 _BLOCK = b"x" * 65536
@@ -239,8 +241,8 @@ class HostileBackend(TcpServer):
         self._way = way
         self.requests: list[bytes] = []
         """Everything but health checks that came here, as it came."""
-        self.asked = 0
-        """Requests that came here whole, health checks apart."""
+        self.poisoned = 0
+        """Requests that say `DEADLY`, as trials of a backend that is back do not."""
         self.running = 0
         """Requests that are being answered."""
 
@@ -260,7 +262,7 @@ class HostileBackend(TcpServer):
                 writer.write(_JSON + b"content-length: %d\r\n\r\n" % len(body) + body)
                 return
             body = await reader.readexactly(size)
-            self.asked += 1
+            self.poisoned += DEADLY in body
             self.running += 1
             try:
                 if self._way is None:

@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from benchmarks import process_cpu
 from benchmarks.report import ROOT, Figure
 from tests.slow.verdict import conclude
 
@@ -119,13 +120,10 @@ def permute(tree: object, name: str = "") -> object:
 @contextmanager
 def load(number: int) -> Iterator[None]:
     """Run so many busy loops beside what is timed."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
-    try:
+    with ExitStack() as loops:
+        for _ in range(number):
+            loops.enter_context(process_cpu.running([sys.executable, "-c", "while True: pass"]))
         yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 class Planner:
