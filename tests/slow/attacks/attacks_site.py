@@ -109,7 +109,7 @@ def _memory(pid: int, field: str) -> int:
 
 
 class AttackedSite:
-    """All processes of the benchmark, in a folder."""
+    """All processes of the check, in a folder."""
 
     def __init__(self, folder: Path, *, with_model: bool) -> None:
         self.folder = folder

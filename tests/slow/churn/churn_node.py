@@ -1,4 +1,4 @@
-"""A node of the churn benchmark: a member of the fabric with an engine inside, and no port open."""
+"""A node of the check of churn: a member of the fabric with an engine inside, and no port open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of the churn benchmark: hubs, nodes, a gateway with accounts. All die with this one."""
+"""The processes of the check of churn: hubs, nodes, a gateway with accounts. All die with this one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ NO_LEDGER = Ledger(0, 0, 0, 0)
 
 @dataclass
 class Node:
-    """A node as the benchmark knows it."""
+    """A node as the check knows it."""
 
     process: Process
     kind: str

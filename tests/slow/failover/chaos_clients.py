@@ -1,4 +1,4 @@
-"""Clients of the chaos benchmark: each knows what every answer must be, and keeps count of what it got.
+"""Clients of the check of kills: each knows what every answer must be, and keeps count of what it got.
 
 What an answer must be was asked before anything was broken: text, calls, ids of tokens, log-probabilities and
 reason of each of its choices, usage. A client whose gateway is killed has the other one go on after the last

@@ -1,4 +1,4 @@
-"""The site of the chaos benchmark: replicas of a tiny model, hubs, members, two gateways, all supervised.
+"""The site of the check of kills: replicas of a tiny model, hubs, members, two gateways, all supervised.
 
     two instances, three nodes each, forked from a fork server, every process with its supervisor
     two members (`atoll join`), which offer one instance each

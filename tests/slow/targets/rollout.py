@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 TAG = "ATOLL_ROLLOUT_RUN"
-"""Whatever the benchmark starts, however far down, carries this in its environment."""
+"""Whatever the check starts, however far down, carries this in its environment."""
 LEAD_S = 60.0
 CHANGE_S = 300.0
 CLIENTS = 3

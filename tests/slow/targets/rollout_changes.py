@@ -1,4 +1,4 @@
-"""The seeded changes of the rollout benchmark: what is asked, what machines cost, and the plan for that.
+"""The seeded changes of the check of rollouts: what is asked, what machines cost, and the plan for that.
 
 Every change is one that the controller has a reason to make: more is asked than stands, or the same is to be
 had for less. Deciding only; nothing here starts anything.

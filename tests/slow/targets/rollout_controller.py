@@ -1,4 +1,4 @@
-"""The controller of the rollout benchmark, as a process of its own that may be killed at any moment.
+"""The controller of the check of rollouts, as a process of its own that may be killed at any moment.
 
 `python -m benchmarks.rollout_controller FOLDER HOLDER` keeps the fleet true to FOLDER/asked.json, turn by
 turn. Everything else of it is the real thing: `FleetController`, `decide`, the local target, its lease.
