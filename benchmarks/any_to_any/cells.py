@@ -182,29 +182,16 @@ def measure_figure2(catalog: Catalog) -> list[Figure]:
         shown = "".join(f"{rates[name]:9.2f} ({measured[name]:3.1f})" for name in names)
         verdict = ours if ours == theirs else f"{ours}, not {theirs}"
         print(f"  {workload.name:24s}{shown}  {most.per_s:5.2f} ({most.text})  {verdict}")
-    winners: dict[cells_paper.Workload, str] = {}
-    agreeing = []
-    for _, workloads in cells_paper.copy_readings():
-        for workload in workloads:
-            if workload not in winners:
-                winners[workload] = cells_paper.best(cells_paper.figure2_rates(workload, catalog))
-        agreeing.append(
-            sum(winners[w] == cells_paper.figure2_winner(c) for c, w in enumerate(workloads))
-        )
     spread = math.exp(sum(map(math.log, ratios)) / len(ratios))
     print(
         f"  {right} of 8 winners; predicted over measured: {spread:.2f} (geometric mean), "
         f"{min(ratios):.2f} to {max(ratios):.2f}\n"
-        f"  with the copy's labels, wherever and whatever the lost one: {min(agreeing)} to"
-        f" {max(agreeing)} of 8\n"
     )
     return [
         Figure(
             "figure2_winners_of_8", right, note="bar: at least 6; labels of the published script"
         ),
         Figure("figure2_ratio", spread, note="predicted over measured, geometric mean"),
-        Figure("figure2_copy_winners_min", min(agreeing), note="labels of the copy of the paper"),
-        Figure("figure2_copy_winners_max", max(agreeing)),
     ]
 
 

@@ -6,12 +6,9 @@ sound, 1,000 tokens of text and 100 of answer. How long speech lasts is not said
 30 s.
 
 The labels of figure 2 are taken from the published script that ran its four deployments
-(`benchmark/profile_e2e_8a100.py` in cornserve-ai/cornserve), not from the copy of the paper at hand, which
-names seven of eight workloads and misreads some. What measured columns say decides between the two. An
-encoder of InternVL3 takes one tile after another, so that two of them, where they bound 2E/3PD, carry the
-same tiles/s in every column: 9 tiles x 3.2 = 28.8 (1920 x 1080, columns 1 to 3), 7 x 4.0 = 28 (1680 x 1050,
-column 5), 10 x 2.8 = 28 (two of 896 x 896, column 7), and fewer elsewhere. With the copy's 960 x 640 x 2 (14
-tiles) it would be 39, with its 896 x 640 (13 tiles) in column 8 it would be 56.
+(`benchmark/profile_e2e_8a100.py` in cornserve-ai/cornserve), not from a copy of the paper, which names seven
+of eight workloads and misreads some: an encoder of InternVL3 takes one tile after another, so that two of
+them, where they bound 2E/3PD, carry the same tiles/s in every column, 28 to 29 with the script's labels.
 """
 
 from __future__ import annotations
@@ -91,23 +88,6 @@ FIGURE2 = (
     Workload(896, 896, 2, 1000, 300),
     Workload(896, 896, 1, 1000, 300),
 )
-FIGURE2_COPY = (
-    Workload(1920, 1080, 1, 100, 100),
-    Workload(1920, 1080, 1, 300, 300),
-    Workload(1920, 1080, 1, 1000, 1000),
-    Workload(1680, 1050, 1, 300, 300),
-    Workload(1680, 1050, 1, 500, 500),
-    Workload(960, 640, 2, 1000, 300),
-    Workload(896, 640, 1, 1000, 300),
-)
-"""The seven labels that the copy of the paper at hand has for eight columns."""
-FIGURE2_LOST = (
-    Workload(1920, 1080, 1, 1000, 300),
-    Workload(1920, 1080, 1, 500, 500),
-    Workload(1680, 1050, 1, 1000, 300),
-    Workload(1680, 1050, 1, 1000, 1000),
-)
-"""What the eighth might be, if those seven were right."""
 
 MONOLITHS, E_PD, EP_D, E_P_D = "4 monoliths", "2E/3PD", "2EP/2D", "2E/1P/2D"
 FIGURE2_DEPLOYMENTS: dict[str, Deployment] = {
@@ -346,12 +326,3 @@ def figure2_rates(workload: Workload, catalog: Catalog) -> dict[str, float]:
 def figure2_winner(column: int) -> str:
     """Return who won a column of figure 2 in the paper."""
     return best({name: rates[column] for name, rates in FIGURE2_PAPER.items()})
-
-
-def copy_readings() -> list[tuple[str, tuple[Workload, ...]]]:
-    """Return the ways to read the copy's labels: where the lost one stands, and what it is."""
-    return [
-        (f"{lost.name} in column {place + 1}", (*FIGURE2_COPY[:place], lost, *FIGURE2_COPY[place:]))
-        for place in range(len(FIGURE2_COPY) + 1)
-        for lost in FIGURE2_LOST
-    ]

@@ -3,7 +3,7 @@
 On an H200: whole steps of the stage engine and their energy (`h200_steps.csv`), layers of models
 (`h200_layers.csv`), matrix products and attention alone, stacks of layers by the counter of energy
 (`h200_energy.csv`), layers of encoders and diffusion blocks (`chain_accuracy`). On eight MI300X: batches of
-FP8 models under two software stacks (`mi300x_latency.csv`). On A100-80: Cornserve's table 1 and figure 2
+FP8 models under two software stacks (`mi300x_latency.csv`). On A100-80: Cornserve's table 1
 (`component_accuracy`). Nothing is fitted on these rows, but for the older stack on MI300X (`vllm@0.6`), which
 they were read off. docs/measurements.md says how each was measured.
 

@@ -54,10 +54,7 @@ Array = NDArray[np.float64]
 
 
 def build_problem(
-    ranges: Sequence[tuple[str, int, int]] = RANGES,
-    profiles: Mapping[str, NodeProfile] | None = None,
-    hop_s: float = 0.0,
-    engine: str = "atoll",
+    profiles: Mapping[str, NodeProfile] | None = None, hop_s: float = 0.0
 ) -> tuple[Problem, Plan]:
     """Return the demo's fleet with a node for each range, measured or not yet, and the plan of those."""
     from atoll.engines.limits import EngineLaunch
@@ -67,21 +64,21 @@ def build_problem(
 
     demo = load_fleet(ROOT / "examples" / "demo-local.yaml")
     assert demo.cluster is not None
-    names = [f"machine-{number}" for number in range(len(ranges))]
+    names = [f"machine-{number}" for number in range(len(RANGES))]
     known = demo.cluster.profiles if profiles is None else {SERVICE: dict(profiles)}
     cluster = demo.cluster.model_copy(
         update={
             "profiles": known,
             "nodes": tuple(
                 ClusterNode(name=name, node_type=kind, region="here")
-                for name, (kind, _, _) in zip(names, ranges, strict=True)
+                for name, (kind, _, _) in zip(names, RANGES, strict=True)
             ),
             "links": (ClusterLink(src="*", dst="*", bytes_per_s=1.25e9, latency_s=hop_s),),
         }
     )
     nodes = tuple(
         Node(id=f"n{i}", node_type=kind, market="owned", start=a, end=b, tp=1, host=names[i])
-        for i, (kind, a, b) in enumerate(ranges)
+        for i, (kind, a, b) in enumerate(RANGES)
     )
     ways = ("source", *(node.id for node in nodes), "sink")
     instance = Instance(
@@ -98,9 +95,9 @@ def build_problem(
     offers = tuple(
         offer.model_copy(update={"available": 1})
         for offer in demo.offers
-        if offer.node_type in {kind for kind, _, _ in ranges}
+        if offer.node_type in {kind for kind, _, _ in RANGES}
     )
-    settings = demo.settings.model_copy(update={"engine": engine})
+    settings = demo.settings.model_copy(update={"engine": "atoll"})
     problem = demo.replace(cluster=cluster, offers=offers, settings=settings)
     plan = Plan(
         problem_hash=problem.content_hash(),

@@ -72,18 +72,12 @@ def test_servegen_is_footnote_6(catalog: Catalog) -> None:
     assert sum(k.share for k in quiet.services[0].classes) == pytest.approx(1.0)
 
 
-def test_labels_of_figure_2_agree_with_its_columns_and_the_copys_do_not(catalog: Catalog) -> None:
+def test_no_column_of_figure_2_has_more_tiles_than_two_encoders_carry(catalog: Catalog) -> None:
     measured = cells_paper.FIGURE2_PAPER[cells_paper.E_PD]
-    # Two encoders carry so many tiles/s: no column can have more.
     most = tiles(cells_paper.FIGURE2[0], catalog) * measured[0]
     rates = [tiles(w, catalog) * r for w, r in zip(cells_paper.FIGURE2, measured, strict=True)]
     assert max(rates) <= most * 1.001
     assert [round(rate) for rate in rates][:3] == [29, 29, 29]
-    readings = cells_paper.copy_readings()
-    assert len(readings) == 32
-    for name, workloads in readings:
-        copy = [tiles(w, catalog) * r for w, r in zip(workloads, measured, strict=True)]
-        assert max(copy) > 1.2 * most, name
 
 
 def test_winners_of_the_paper() -> None:
