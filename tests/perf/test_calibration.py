@@ -107,11 +107,20 @@ CASES: Mapping[OpClass, tuple[Points, OpConstants]] = {
 # Experts of other formats are fitted in the same way: what differs is how they are predicted, which
 # `test_experts_are_predicted_as_the_step_model_does` holds for each.
 ALIKE = (OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4)
-EVERY = pytest.mark.parametrize(
-    "op",
-    [pytest.param(op, marks=[pytest.mark.slow] if op in ALIKE else []) for op in CASES],
-    ids=lambda op: op.value,
-)
+
+
+def but_slow(*ops: OpClass) -> pytest.MarkDecorator:
+    """Every class; these in the full run alone."""
+    return pytest.mark.parametrize(
+        "op",
+        [pytest.param(op, marks=[pytest.mark.slow] if op in ops else []) for op in CASES],
+        ids=lambda op: op.value,
+    )
+
+
+EVERY = but_slow(*ALIKE)
+# What fitting experts takes longest is told by the fit of exact times.
+ALL_BUT_EXPERTS = but_slow(OpClass.EXPERTS, *ALIKE)
 
 
 def worst(found: OpConstants, op: OpClass) -> float:
@@ -136,7 +145,7 @@ def test_known_constants_are_recovered(op: OpClass) -> None:
     assert found.constants.t0_us == pytest.approx(truth.t0_us, rel=0.05)
 
 
-@EVERY
+@ALL_BUT_EXPERTS
 def test_the_error_is_the_spread_about_the_fit(op: OpClass) -> None:
     sizes, truth = CASES[op]
     rng = np.random.default_rng(3)
@@ -191,7 +200,7 @@ def test_a_cache_of_8_bits_is_fitted_on_top(op: OpClass, predictor: Callable[...
     assert replace(found.constants, kv8=1.0, kv8_t0=1.0) == first.constants
 
 
-@EVERY
+@ALL_BUT_EXPERTS
 def test_noise_and_outliers_do_not_rule(op: OpClass) -> None:
     sizes, truth = CASES[op]
     rng = np.random.default_rng(7)
@@ -235,14 +244,14 @@ def test_without_holding_out_every_point_is_fitted() -> None:
 
 
 def test_constants_are_reported_as_the_file_will_hold_them() -> None:
-    sizes, truth = CASES[OpClass.EXPERTS]
-    measured = timed(sizes, predict(OpClass.EXPERTS, truth, sizes, GPU))
-    found = fit(OpClass.EXPERTS, measured, GPU, source="a test")
-    for name in ("e_f", "e_b", "t0_us", "p", "pad"):
+    sizes, truth = CASES[OpClass.GEMM]
+    measured = timed(sizes, predict(OpClass.GEMM, truth, sizes, GPU))
+    found = fit(OpClass.GEMM, measured, GPU, source="a test")
+    for name in ("e_f", "e_b", "t0_us", "p", "pad_k", "pad_n"):
         value = getattr(found.constants, name)
         assert value == float(f"{value:.5g}")
     train, _ = measured.split()
-    again = accuracy(predict(OpClass.EXPERTS, found.constants, train, GPU), train.seconds)
+    again = accuracy(predict(OpClass.GEMM, found.constants, train, GPU), train.seconds)
     assert again == found.fitted
 
 

@@ -85,7 +85,7 @@ def test_error_bars_shrink_for_what_was_measured_alone() -> None:
     table = ConstantTable([default_constants().gpu("H200")])
     batch = Batch.decode(8.0, 1000.0)
     luck = np.random.default_rng(3)
-    draws = [sample_constants(table, luck, (NODE.gpu,)) for _ in range(200)]
+    draws = [sample_constants(table, luck, (NODE.gpu,)) for _ in range(80)]
 
     def spread(node: object) -> float:
         models = [analytic(LLM, node, tp=1, constants=one) for one in draws]  # type: ignore[arg-type]

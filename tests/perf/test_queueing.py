@@ -38,7 +38,10 @@ def draw(count: int, load: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.cumsum(random.exponential(1.0 / load, count)), random.exponential(1.0, count)
 
 
-@pytest.mark.parametrize("load", [0.6, 0.8, 0.9])
+@pytest.mark.parametrize(
+    "load",
+    [pytest.param(0.6, marks=pytest.mark.slow), 0.8, pytest.param(0.9, marks=pytest.mark.slow)],
+)
 def test_half_of_what_arrives_waits_as_long_as_said(load: float) -> None:
     arrive, serve = draw(400_000, load, 1)
     waits, free = np.empty_like(arrive), 0.0
@@ -49,7 +52,10 @@ def test_half_of_what_arrives_waits_as_long_as_said(load: float) -> None:
     assert np.median(waits) == pytest.approx(longest_wait(np.array([load]), ONE)[0], rel=0.08)
 
 
-@pytest.mark.parametrize("places", [5, 20, 100])
+@pytest.mark.parametrize(
+    "places",
+    [5, pytest.param(20, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.slow)],
+)
 def test_half_find_a_free_place(places: int) -> None:
     taken = float(places_taken(np.array([float(places)]), 1.0)[0])
     arrive, serve = draw(60_000, taken, 2)
