@@ -155,6 +155,7 @@ def test_where_nothing_survives_all_is_served_and_the_loss_is_named() -> None:
     assert validate(made.model_copy(update={"status": "feasible"}), alone) != []
 
 
+@pytest.mark.slow
 def test_explain_prices_each_loss_and_names_the_one_that_binds() -> None:
     asked = fleet({"machines": 1, "zones": 1})
     made = plan_for(asked)

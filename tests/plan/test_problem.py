@@ -239,6 +239,7 @@ def test_types_load_neither_numpy_nor_a_solver() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_planner_loads_no_solver() -> None:
     code = (
         "import sys, atoll.plan.files.fleet_file, atoll.plan.validate.check, atoll.solve.assembly\n"

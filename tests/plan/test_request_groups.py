@@ -188,8 +188,9 @@ def test_a_plan_is_looked_at_class_by_class() -> None:
     assert mean == pytest.approx(found.kept, abs=0.005)
 
 
+@pytest.mark.slow
 def test_every_model_of_a_choice_has_a_share_of_its_own() -> None:
-    problem, plan, _ = families()["choice"]
+    problem, plan = families()["choice"]
     settled = problem.settled(plan.mixes)
     found = look_at(plan, settled, settled.catalog())
     assert len(plan.mixes[0].shares) == 2

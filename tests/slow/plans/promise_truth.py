@@ -50,7 +50,7 @@ from atoll.solve.family import family_of, solvers
 from atoll.solve.plan_request import PlanRequest
 from atoll.workload.requests import collect
 from benchmarks.report import Figure
-from tests.plan.validate.mutants import EVERY, families, stated
+from tests.plan.validate.mutants import EVERY, OWN, families, stated
 from tests.slow.plans.case_runs import CaseCounts, CaseOutcome, case_options, run_cases
 from tests.slow.plans.promise_executors import list_executor_rivals
 from tests.slow.plans.promise_fleets import kind_of, make_fleet
@@ -435,8 +435,8 @@ def _check_deadline(problem: Problem, catalog: Catalog, outcome: Outcome) -> Non
 def count_family_mutants() -> tuple[int, list[str]]:
     """Return how many mutants of plans of all families there are, and which the validator lets pass."""
     number, missed = 0, []
-    for family, (problem, plan, own) in families().items():
-        for name, mutant in {**EVERY, **own}.items():
+    for family, (problem, plan) in families().items():
+        for name, mutant in {**EVERY, **OWN[family]}.items():
             number += 1
             if not validate(mutant.change(plan), problem):
                 missed.append(f"{family}: {name}")
