@@ -13,7 +13,7 @@ from atoll.solve.place.place_to_plan import Placed, plan_of
 from atoll.workload.requests import Requests
 from tests.sim.builders import CATALOG, cluster_plan, cluster_problem, requests
 
-COUNT = 400_000
+COUNT = 100_000
 MEAN_TOKENS = 20_000
 
 
@@ -33,7 +33,7 @@ def _mean_wait(lengths: np.ndarray, load: float) -> tuple[float, float]:
     return float((found.requests.ttft_s - took)[COUNT // 10 :].mean()), float(took.mean())
 
 
-@pytest.mark.parametrize("load", [0.5, 0.7])
+@pytest.mark.parametrize("load", [0.5, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_fixed_service_times_wait_as_in_m_d_1(load: float) -> None:
     wait, mean = _mean_wait(np.full(COUNT, MEAN_TOKENS, np.int32), load)
     assert mean == 1.0

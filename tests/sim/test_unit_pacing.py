@@ -37,7 +37,20 @@ LAYOUTS: dict[int, Stages] = {
 }
 
 
-@pytest.mark.parametrize("stages", LAYOUTS.values(), ids=[f"{n} stages" for n in LAYOUTS])
+def layouts(fast: int) -> pytest.MarkDecorator:
+    """All of them; those with more than so many stages in the full run alone."""
+    return pytest.mark.parametrize(
+        "stages",
+        [
+            pytest.param(
+                stages, id=f"{number} stages", marks=[] if number <= fast else pytest.mark.slow
+            )
+            for number, stages in LAYOUTS.items()
+        ],
+    )
+
+
+@layouts(fast=3)
 def test_a_pipeline_at_its_capacity_shows_its_promise(stages: Stages) -> None:
     own = build_problem()
     work = draw(min(capacities(own, stages)) / ANSWER, SECONDS, None)
@@ -45,7 +58,7 @@ def test_a_pipeline_at_its_capacity_shows_its_promise(stages: Stages) -> None:
     assert tpot_s == pytest.approx(PROMISE_S, rel=0.02)
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_random_arrivals_make_one_batch_too_many_where_nobody_counts_them(number: int) -> None:
     own, stages = build_problem(), LAYOUTS[number]
     plan = build_plan(own, stages)
@@ -56,7 +69,7 @@ def test_random_arrivals_make_one_batch_too_many_where_nobody_counts_them(number
     assert paced_s <= 0.85 * free_s
 
 
-@pytest.mark.parametrize("stages", LAYOUTS.values(), ids=[f"{n} stages" for n in LAYOUTS])
+@layouts(fast=2)
 def test_a_paced_pipeline_is_as_fast_as_processor_sharing(stages: Stages) -> None:
     own = build_problem()
     plan, seconds = build_plan(own, stages), 1800.0
