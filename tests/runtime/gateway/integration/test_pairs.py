@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, QUICK, Bench, chat, running
 from tests.runtime.gateway.integration.conftest import ROOT, Fleet
 from tests.runtime.gateway.kv_engine import KvEngine
+from tests.seeds import slow_except
 
 PATIENT = replace(QUICK, first_token_s=10.0, between_tokens_s=10.0, answer_s=10.0)
 LONG = next(
@@ -238,8 +240,13 @@ def test_kv_cache_for_a_dead_decode_backend_is_let_go() -> None:
     serve([first, dead, last], test)
 
 
-@pytest.mark.parametrize("after", [0, 1, 7])
-@pytest.mark.parametrize("what", ["die", "stall", "error_event", "die_in_event"])
+@pytest.mark.parametrize(
+    ("what", "after"),
+    slow_except(
+        [("die", 0), ("die", 1), ("stall", 7), ("error_event", 1), ("die_in_event", 7)],
+        itertools.product(("die", "stall", "error_event", "die_in_event"), (0, 1, 7)),
+    ),
+)
 def test_a_decode_backend_that_dies_is_followed_by_prefill_and_decode(
     what: str, after: int
 ) -> None:
@@ -444,6 +451,7 @@ def test_what_sglang_cannot_hand_over_is_refused_by_name() -> None:
 # Processes
 
 
+@pytest.mark.slow
 def test_streams_survive_a_killed_decode_process_and_a_killed_prefill_process(fleet: Fleet) -> None:
     backends = []
     for number, phase in enumerate(("prefill", "prefill", "decode", "decode")):

@@ -150,39 +150,7 @@ def test_a_status_that_is_none_is_no_answer() -> None:
     with_bench(go, [Fault("999")], [])
 
 
-def test_a_stream_that_cannot_go_on_says_so_as_documented() -> None:
-    async def go(bench: Bench) -> None:
-        reply = await bench.post(CHAT, chat("x y z", stream=True))
-        error = json.loads(reply.events[-1])["error"]
-        assert (error["type"], error["code"]) == ("server_error", "stream_interrupted")
-
-    with_bench(go, [Fault("die", 2), *[Fault("500")] * 99], attempts=2)
-
-
 # What the gateway knows is wrong
-
-
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages[0].role"),
-        ({"functions": "f"}, "functions"),
-        ({"function_call": 1}, "function_call"),
-        ({"modalities": ["text", "smell"]}, "modalities[1]"),
-        ({"stop": ["x"] * 100_000}, "stop"),
-        ({"stop": "x" * 100_000}, "stop"),
-        ({"stop_token_ids": list(range(100_000))}, "stop_token_ids"),
-        ({"logit_bias": {str(n): 1 for n in range(10_000)}}, "logit_bias"),
-        ({"logit_bias": {"1": 1e300}}, "logit_bias[...]"),
-    ],
-)
-def test_mistakes_are_told_at_the_door(more: dict[str, Any], param: str) -> None:
-    async def go(bench: Bench) -> None:
-        reply = await bench.post(CHAT, chat(**more))
-        assert (reply.status, reply.json["error"]["param"]) == (400, param)
-        assert bench.engines[0].seen == []
-
-    with_bench(go)
 
 
 def test_what_is_unusual_and_right_passes() -> None:

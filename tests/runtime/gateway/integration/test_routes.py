@@ -132,24 +132,24 @@ def test_refused_at_the_door_count() -> None:
         said = await minute(bench)
         assert (said["arrivals"], said["judged"], said["kept"]) == (2, 2, 1)
 
-    with_engines([ScriptedEngine(step_s=0.02)], go, limits=GatewayLimits(requests=1))
+    with_engines([ScriptedEngine(step_s=0.01)], go, limits=GatewayLimits(requests=1))
 
 
 def test_waiting_for_room_counts_from_the_arrival() -> None:
     async def go(bench: Bench) -> None:
-        short = {"ttft_s": 0.3, "tpot_s": 30.0, "target": 0.9}
+        short = {"ttft_s": 0.15, "tpot_s": 30.0, "target": 0.9}
         await put(bench, {"models": {"m": {"promise": short}}})
         slow = asyncio.create_task(bench.post(CHAT, chat(LONG, max_tokens=40, stream=True)))
         while not bench.engines[0].running:
             await asyncio.sleep(0.005)
-        # Its own first token comes at once, but only when the other has ended, 0.8 s later.
+        # Its own first token comes at once, but only when the other has ended, 0.4 s later.
         assert (await bench.post(CHAT, chat("another", max_tokens=2, stream=True))).status == 200
         await slow
         said = await minute(bench)
         assert (said["arrivals"], said["judged"]) == (2, 2)
         assert said["kept"] <= 1
 
-    with_engines([ScriptedEngine(step_s=0.02)], go, max_inflight=1, affinity=True, queue_s=60.0)
+    with_engines([ScriptedEngine(step_s=0.01)], go, max_inflight=1, affinity=True, queue_s=60.0)
 
 
 @pytest.mark.parametrize(
@@ -172,23 +172,6 @@ def test_what_cannot_be_told_changes_nothing(body: object, status: int) -> None:
         assert (await bench.admin(ROUTES)).json == told
 
     with_engines([ScriptedEngine()], go)
-
-
-def test_strangers_neither_ask_nor_tell() -> None:
-    async def closed(bench: Bench) -> None:
-        assert (await bench.get(TRAFFIC)).status == 403
-        assert (await bench.get(ROUTES, method="PUT")).status == 403
-        assert (await bench.admin(TRAFFIC, {}, method="PUT")).status == 405
-        assert (await bench.admin(ROUTES, method="DELETE")).status == 405
-
-    with_engines([ScriptedEngine()], closed)
-
-    async def token(bench: Bench) -> None:
-        assert (await bench.get(TRAFFIC)).status == 401
-        right = "authorization: Bearer right\r\n"
-        assert (await bench.get(TRAFFIC, right)).status == 200
-
-    with_engines([ScriptedEngine()], token, admin_token="right")
 
 
 CHAT_SERVICE = Service(

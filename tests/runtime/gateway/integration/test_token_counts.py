@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +11,13 @@ import pytest
 
 from tests.runtime.gateway.engine import WORDS, Fault, ScriptedEngine, tokens_of
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Json, Reply, chat, running
+from tests.seeds import slow_except
 
 COUNTING = ("vllm", "sglang", "llamacpp")
+PAIRS = (
+    *(("vllm", "vllm"), ("sglang", "llamacpp"), ("llamacpp", "vllm")),
+    *(("vllm", "atoll"), ("atoll", "sglang")),
+)
 TOKENS = 40
 
 
@@ -58,9 +64,13 @@ def check_text(reply: Reply, bench: Bench, path: str, body: Json) -> None:
     assert not bench.records[0].estimated
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("kind", COUNTING)
+@pytest.mark.parametrize(
+    ("kind", "path", "n"),
+    slow_except(
+        [*((kind, CHAT, 1) for kind in COUNTING), *((kind, COMPLETIONS, 2) for kind in COUNTING)],
+        itertools.product(COUNTING, (CHAT, COMPLETIONS), (1, 2)),
+    ),
+)
 def test_no_token_is_asked_for_twice_and_nobody_sees_the_counts(
     kind: str, path: str, n: int
 ) -> None:
@@ -89,17 +99,12 @@ def test_what_is_left_is_asked_for_after_every_death(path: str) -> None:
     assert asked_for == [TOKENS, TOKENS - 6, TOKENS - 12, TOKENS - 18]
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(
-    "kinds",
-    [
-        ("vllm", "vllm"),
-        ("sglang", "llamacpp"),
-        ("llamacpp", "vllm"),
-        ("vllm", "atoll"),
-        ("atoll", "sglang"),
-    ],
+    ("kinds", "path", "n"),
+    slow_except(
+        [(PAIRS[0], COMPLETIONS, 2), *((kinds, CHAT, 1) for kinds in PAIRS)],
+        itertools.product(PAIRS, (CHAT, COMPLETIONS), (1, 2)),
+    ),
 )
 def test_who_asked_for_the_counts_has_those_of_the_whole_answer(
     kinds: tuple[str, ...], path: str, n: int

@@ -48,34 +48,3 @@ async def test_another_is_asked_when_one_fails() -> None:
         for _ in range(4):
             found = await bench.post("/tokenize", {"model": "m", "prompt": "ab"})
             assert found.json["tokens"] == [97, 98]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/tokenize", {"prompt": "ab"}, 400),
-        ("/tokenize", {"model": "other", "prompt": "ab"}, 404),
-        ("/detokenize", {"model": "m"}, 400),
-        ("/detokenize", {"model": "m", "tokens": [-1]}, 400),
-        (
-            "/tokenize",
-            {
-                "model": "m",
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "image_url", "image_url": {"url": "http://10.0.0.1/x"}}
-                        ],
-                    }
-                ],
-            },
-            400,
-        ),
-    ],
-)
-async def test_nonsense_reaches_no_engine(path: str, body: dict[str, object], status: int) -> None:
-    async with running([ScriptedEngine()]) as bench:
-        found = await bench.post(path, body)
-        assert (found.status, bench.engines[0].seen) == (status, [])
-        assert (await bench.get(path)).status == 405

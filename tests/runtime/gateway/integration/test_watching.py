@@ -123,14 +123,14 @@ async def test_drained_machine_hands_its_streams_over() -> None:
             ("node", "e1", 2),
         ]
         for _ in range(4):
-            await bench.post(CHAT, chat(stream=True))
+            await bench.post(CHAT, chat(stream=True, max_tokens=2))
         assert len(engines[0].seen) == 1
         last = await bench.admin("/atoll/v1/machines/e1/drain", {"confirm": "e1"})
         assert (last.status, last.json["error"]["code"]) == (409, "last_backend")
         back = await bench.admin("/atoll/v1/machines/e0/drain", method="DELETE")
         assert (back.json["state"], back.json["drained"]) == ("up", False)
         for _ in range(4):
-            await bench.post(CHAT, chat(stream=True))
+            await bench.post(CHAT, chat(stream=True, max_tokens=2))
         assert len(engines[0].seen) > 1
 
 
