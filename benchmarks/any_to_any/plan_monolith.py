@@ -1,23 +1,20 @@
 """A plan of a mixed fleet against the best monolith, served and simulated (part of `any_fleet_live`).
 
-Chats, pictures with a question, spoken questions answered aloud. By default the parts wait as long as devices
-would compute (`timed_parts`), each executor a device: so figures do not depend on who else uses the machine.
-Some of these devices are weak, and weaker at reading weights than at computing, as small GPUs are: a monolith
-writes slowly there, while a plan may have encoders and voices on them. With `--real` they are small real
-parts on the cores of this machine, each core a machine of its own, which should have nothing else to do: the
-simulator is told the share of a core that executors had while they wanted one.
+Chats, pictures with a question, spoken questions answered aloud. The parts wait as long as devices would
+compute (`timed_parts`), each executor a device: so figures do not depend on who else uses the machine. Some
+of these devices are weak, and weaker at reading weights than at computing, as small GPUs are: a monolith
+writes slowly there, while a plan may have encoders and voices on them.
 
 The parts are measured first, the language model by how fast a device reads and computes, since its rate
 depends on how many answers it writes at once. `Fleet.plan` decides with that, and so does its solver
 `monolith`, which puts all parts on every executor it rents, both for more than all devices carry. Both
 deployments stand at the same time and take turns. What each carries is found by clients that ask again at
 once; then both get the same requests at the same times, at 70 % of what the weaker carries, and the simulator
-gets those very requests. With `--one-sentence` a voice waits for the whole answer.
+gets those very requests.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import time
@@ -34,11 +31,10 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.rng import stream
 from atoll.perf.components.class_loads import media_tokens
 from atoll.plan.plan import Plan
-from atoll.runtime.local.cores import usable_cores
 from atoll.runtime.task_fleet.core_fit import fit_core
 from atoll.runtime.task_fleet.deployment import TaskDeployment
 from atoll.runtime.task_fleet.measure import TokenPace
-from atoll.runtime.task_fleet.parts import TASKS, ServedParts, own_parts
+from atoll.runtime.task_fleet.parts import TASKS, ServedParts
 from atoll.workload.classes import Images, RequestClass
 from benchmarks.any_to_any.speech import speak_questions
 from benchmarks.any_to_any.speech_client import (
@@ -52,7 +48,6 @@ from benchmarks.any_to_any.speech_client import (
 from benchmarks.any_to_any.speech_fleet import (
     CORE,
     MODEL,
-    PARTS,
     Devices,
     MeanRequest,
     MeasuredCore,
@@ -60,7 +55,6 @@ from benchmarks.any_to_any.speech_fleet import (
     fleet_of,
     fleet_on,
     make_plan,
-    measure_core,
     planned,
     simulate_answers,
 )
@@ -76,7 +70,6 @@ from benchmarks.any_to_any.timed_parts import (
     TimedPart,
     TimedVoice,
 )
-from benchmarks.report import Figure, finish
 from tests.slow.tasks.task_clients import picture_part
 
 CLASSES = {"text": 0.4, "image+text": 0.3, "audio -> audio": 0.3}
@@ -107,22 +100,18 @@ _CHATS = (
 
 @dataclass(frozen=True, slots=True)
 class MixedRequests:
-    """Requests in their order: the body of each, and the number of its class.
-
-    Sentences of answers have `sentence_tokens`, usual ones where that is 0.
-    """
+    """Requests in their order: the body of each, and the number of its class."""
 
     bodies: tuple[dict[str, Any], ...]
     classes: tuple[int, ...]
     audio_s: float
-    sentence_tokens: float
 
     def asks(self, url: str) -> list[Ask]:
         """Return them as what loops ask."""
         return [partial(ask_chat, url, body, n) for n, body in enumerate(self.bodies)]
 
 
-def make_requests(count: int, sentence_tokens: float = 0.0) -> MixedRequests:
+def make_requests(count: int) -> MixedRequests:
     """Return so many requests of all classes, by their shares."""
     spoken = speak_questions(_QUESTIONS)
     pictures = [draw_circle(colour) for colour in ((220, 30, 30), (30, 30, 220), (30, 160, 30))]
@@ -136,7 +125,7 @@ def make_requests(count: int, sentence_tokens: float = 0.0) -> MixedRequests:
     classes = tuple(map(int, drawn))
     bodies = tuple(kinds[kind][n % len(kinds[kind])] for n, kind in enumerate(classes))
     audio_s = float(np.mean([asked.seconds for asked in spoken]))
-    return MixedRequests(bodies, classes, audio_s, sentence_tokens)
+    return MixedRequests(bodies, classes, audio_s)
 
 
 def _means(asked: MixedRequests, running: Sequence[RunningFleet] = ()) -> list[MeanRequest]:
@@ -157,7 +146,7 @@ def _means(asked: MixedRequests, running: Sequence[RunningFleet] = ()) -> list[M
             speech_s = 6.0 if "-> audio" in name else 0.0
             sizes = (audio_s, _PROMPT_TOKENS, float(TOKENS), speech_s)
             means.append(MeanRequest(*sizes, *image))
-    return [dataclasses.replace(mean, sentence_tokens=asked.sentence_tokens) for mean in means]
+    return [dataclasses.replace(mean, sentence_tokens=WORDS_PER_SENTENCE) for mean in means]
 
 
 def _mixed(means: Sequence[MeanRequest]) -> dict[str, tuple[float, MeanRequest]]:
@@ -190,14 +179,13 @@ def _describe(plan: Plan) -> str:
     return ", ".join(instance.describe() for instance in plan.instances)
 
 
-def timed_served(*, one_sentence: bool = False) -> ServedParts:
+def timed_served() -> ServedParts:
     """Return the parts that wait, and the tasks over them."""
     eye, ear, scribe, mind, voice = (
         f"{HERE}:Timed{name}" for name in ("Eye", "Ear", "Scribe", "Mind", "Voice")
     )
     return ServedParts(
         parts={"vision": (eye,), "audio": (ear, scribe), "llm": (mind,), "speech": (voice,)},
-        settings={mind: {"one_sentence": one_sentence}},
         tasks={name: TASKS[name] for name in ("chat", "transcriptions", "speech")},
         options={
             "see": eye,
@@ -243,20 +231,6 @@ async def measure_timed(compute: float = 1.0, memory: float = 1.0) -> MeasuredCo
     return MeasuredCore(rates, {}, speed.bandwidth_gbs, speed.fp16_tflops)
 
 
-async def _measure(real: bool, one_sentence: bool) -> tuple[Devices, ServedParts]:
-    """Return what devices do and how many there are of each kind, and the parts."""
-    if not real:
-        timed = {
-            kind: (await measure_timed(**SLOWER.get(kind, {})), count)
-            for kind, count in DEVICES.items()
-        }
-        return timed, timed_served(one_sentence=one_sentence)
-    cores = usable_cores()
-    core = await asyncio.to_thread(measure_core, cores, _RUNS, ("vision", *PARTS))
-    rates = {part: rate for part, rate in core.rates.items() if part != "llm"}
-    return {CORE: (dataclasses.replace(core, rates=rates), len(cores))}, own_parts()
-
-
 def _most(
     devices: Devices, mixed: Mapping[str, tuple[float, MeanRequest]], solver: str | None
 ) -> Plan:
@@ -275,10 +249,13 @@ def _place(plan: Plan, parts: ServedParts) -> TaskDeployment:
     return dataclasses.replace(placed, executors=tuple(executors))
 
 
-async def compare(count: int, *, real: bool = False, one_sentence: bool = False) -> dict[str, Any]:
+async def compare(count: int) -> dict[str, Any]:
     """Measure, plan, serve and simulate; return the figures."""
-    asked = make_requests(count, 0 if real else TOKENS if one_sentence else WORDS_PER_SENTENCE)
-    devices, parts = await _measure(real, one_sentence)
+    asked, parts = make_requests(count), timed_served()
+    devices = {
+        kind: (await measure_timed(**SLOWER.get(kind, {})), number)
+        for kind, number in DEVICES.items()
+    }
     mixed = _mixed(_means(asked))
     plans = {
         "plan": await asyncio.to_thread(_most, devices, mixed, None),
@@ -303,7 +280,7 @@ async def compare(count: int, *, real: bool = False, one_sentence: bool = False)
         finally:
             for running in fleets:
                 await running.fleet.stop(5.0)
-    return _figures(devices, asked, plans, fleets, rate_per_s, real=real)
+    return _figures(devices, asked, plans, fleets, rate_per_s)
 
 
 def _figures(
@@ -312,22 +289,18 @@ def _figures(
     plans: dict[str, Plan],
     fleets: Sequence[RunningFleet],
     rate_per_s: float,
-    *,
-    real: bool,
 ) -> dict[str, Any]:
     means, names = _means(asked, fleets), list(CLASSES)
     of_each = [names[number] for number in asked.classes]
     served: dict[str, dict[str, float]] = {}
     simulated: dict[str, dict[str, float]] = {}
     errors: list[float] = []
-    heads = ("served/s", "simulated/s", "served p95 s", "simulated p95 s", "core had")
+    heads = ("served/s", "simulated/s", "served p95 s", "simulated p95 s")
+    fleet = fleet_of(devices, _mixed(means), rate_per_s)
     print("\n" + " " * 22 + "".join(f"{head:>17}" for head in heads))
     for running in fleets:
         for load in running.answers:
-            # Devices are nobody else's.
-            row, share = running.figures(load), running.core_share[load] if real else 1.0
-            had = {kind: (core.at(share), count) for kind, (core, count) in devices.items()}
-            fleet = fleet_of(had, _mixed(means), rate_per_s)
+            row = running.figures(load)
             said = simulate_answers(
                 fleet,
                 plans[running.name],
@@ -342,7 +315,7 @@ def _figures(
             # Clients that ask again at once ask when they were served: the simulator is told when.
             keys = ("per_s", "took_s_p95") if load.startswith(f"{LOAD:.0%}") else ("per_s",)
             errors += [abs(said[key] / row[key] - 1.0) for key in keys]
-            cells = (row["per_s"], said["per_s"], row["took_s_p95"], said["took_s_p95"], share)
+            cells = (row["per_s"], said["per_s"], row["took_s_p95"], said["took_s_p95"])
             print(f"{title:<22}" + "".join(f"{cell:>17.3f}" for cell in cells))
     full = f"{CLIENTS} clients"
     most = {running.name: running.figures(full)["per_s"] for running in fleets}
@@ -379,30 +352,3 @@ def _by_makespan(running: RunningFleet, load: str) -> float:
     answers = running.answers[load]
     ends_s = max(answer.began_s + answer.took_s for answer in answers)
     return len(answers) / (ends_s - min(answer.began_s for answer in answers))
-
-
-def main() -> None:
-    """Print what was measured, then one line of JSON."""
-    parser = argparse.ArgumentParser(description="A plan against the best monolith.")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_COUNT} requests")
-    parser.add_argument(
-        "--real", action="store_true", help="real parts on the cores of this machine"
-    )
-    parser.add_argument(
-        "--one-sentence", action="store_true", help="spoken when all of it is there, as simulated"
-    )
-    chosen = parser.parse_args()
-    count = QUICK_COUNT if chosen.quick else COUNT
-    found = asyncio.run(compare(count, real=chosen.real, one_sentence=chosen.one_sentence))
-    bars = {"sim_vs_served_err": 0.15}
-    figures = [
-        Figure(name, value, bars.get(name))
-        for name, value in found.items()
-        if isinstance(value, float)
-    ]
-    shown = {figure.name for figure in figures}
-    finish(figures, **{name: value for name, value in found.items() if name not in shown})
-
-
-if __name__ == "__main__":
-    main()

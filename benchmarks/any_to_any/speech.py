@@ -10,11 +10,7 @@ streamed. Deployments at equal cores, all of this machine's:
   is a monolith per core, this is what a plan that takes parts apart would give.
 
 All stand at the same time and take turns, so that what else the machine does meets them alike. Closed loops
-with one client (a fifth of the questions) and with four (each asks again when it is answered); then, of what
-is planned, an open loop at half the rate that was reached (a third of the questions). The simulator is given
-the requests of the open loop, their times and lengths, and the measured speeds of a core; what it says is
-printed beside what happened: once for cores of one's own, and once for the share of a core that executors had
-while they wanted one, since others may use the machine.
+with one client (a fifth of the questions) and with four (each asks again when it is answered).
 
 wer counts the words of the questions that the assistant's ears got wrong. p99 is of as many requests as
 there are: the slowest, nearly. CPU seconds are those of executors and
@@ -26,7 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -39,7 +35,6 @@ from atoll.runtime.media.sounds import encode_wav
 from benchmarks.any_to_any.speech_client import (
     SpokenQuestion,
     closed_loop,
-    open_loop,
     questions_of,
     transcribe,
 )
@@ -55,7 +50,6 @@ from benchmarks.any_to_any.speech_fleet import (
     measure_core,
     monolith,
     planned,
-    simulate_answers,
 )
 from benchmarks.any_to_any.speech_questions import QUESTIONS
 from benchmarks.report import Figure, finish
@@ -67,10 +61,8 @@ TURNS = 2
 SPLIT = "[[audio+speech, llm]]"
 _BUSY = 0.6
 """Share of all cores that the planned demand takes, by the rates."""
-_OPEN_SHARE = 0.5
 _WARM_UP = 2
 _RUNS = 5
-_SEED = 17
 _CLASS = "audio -> audio"
 _BAR_WER = 0.1
 Numbered = tuple[int, SpokenQuestion]
@@ -103,16 +95,6 @@ async def _closed(fleets: Sequence[RunningFleet], asked: Sequence[Numbered], cli
         for running in ordered:
             asking = closed_loop(questions_of(running.fleet.url, MODEL, share, TOKENS), clients)
             await running.turn(load, asking)
-
-
-async def _open(
-    fleets: Sequence[RunningFleet], asked: Sequence[Numbered], rate_per_s: float
-) -> None:
-    gaps = np.random.default_rng(_SEED).exponential(1.0 / rate_per_s, len(asked))
-    arrivals_s = [float(at_s) for at_s in np.cumsum(gaps) - gaps[0]]
-    for running in fleets:
-        asking = open_loop(questions_of(running.fleet.url, MODEL, asked, TOKENS), arrivals_s)
-        await running.turn("open loop", asking)
 
 
 async def _hear(running: RunningFleet, questions: Sequence[SpokenQuestion]) -> float:
@@ -154,22 +136,6 @@ def _print_figures(found: dict[str, dict[str, dict[str, float]]]) -> None:
             )
 
 
-def _compare_simulated(
-    simulated: Mapping[str, dict[str, float]], found: Mapping[str, dict[str, dict[str, float]]]
-) -> dict[str, dict[str, float]]:
-    """Print what the simulator says beside what was measured; return measured over simulated."""
-    ratios: dict[str, dict[str, float]] = {}
-    print(f"\n{'open loop':<30}{'':<18}{'simulated':>10}{'measured':>10}{'ratio':>8}")
-    for title, row in simulated.items():
-        measured = found[title.partition(",")[0]]["open loop"]
-        ratios[title] = {key: round(measured[key] / value, 3) for key, value in row.items()}
-        for key, value in row.items():
-            print(
-                f"{title:<30}{key:<18}{value:>10.3f}{measured[key]:>10.3f}{ratios[title][key]:>8.2f}"
-            )
-    return ratios
-
-
 async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
     cores = usable_cores()
     spoken = speak_questions(QUESTIONS[:count])
@@ -203,35 +169,20 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
             alike = is_monolithic(plan)
             _say(f"the plan: {made}{': a monolith on every core' if alike else ''}")
             await start(stack.enter_context(fleet_on("planned", planned(plan), plan)))
-            simulated_of = {"planned": (plan, "")}
             if alike and len(cores) > 1:
                 # By rates without batches the mind alone may be more than one core has.
                 least = min(rate_per_s, _BUSY / max(request_s.values()))
                 fleet = fleet_of({CORE: (core, len(cores))}, mixed, least, SPLIT)
                 plan = await asyncio.to_thread(make_plan, fleet)
                 await start(stack.enter_context(fleet_on("split", planned(plan), plan)))
-                simulated_of["split"] = (plan, SPLIT)
             await _closed(fleets, asked[: max(4, len(asked) // 5)], 1)
             await _closed(fleets, asked, CLIENTS)
-            reached = fleets[1].figures(f"{CLIENTS} clients")["per_s"]
-            simulated = [running for running in fleets if running.name in simulated_of]
-            await _open(simulated, asked[: max(4, len(asked) * 3 // 10)], _OPEN_SHARE * reached)
             wer = await _hear(fleets[1], spoken)
         finally:
             for running in fleets:
                 await running.fleet.stop(5.0)
     found = {f.name: {load: f.figures(load) for load in f.answers} for f in fleets}
     _print_figures(found)
-    said: dict[str, dict[str, float]] = {}
-    for f in simulated:
-        plan, ways = simulated_of[f.name]
-        for share in (1.0, f.core_share["open loop"]):
-            fleet = fleet_of({CORE: (core.at(share), len(cores))}, mixed, rate_per_s, ways)
-            title = f"{f.name}, {share:.0%} of a core"
-            said[title] = simulate_answers(
-                fleet, plan, f.answers["open loop"], {_CLASS: mean}, (_CLASS,)
-            )
-    ratios = _compare_simulated(said, found)
     figures = [Figure("wer", round(wer, 4), _BAR_WER, f"of {len(spoken)} questions")]
     full = f"{CLIENTS} clients"
     base = found["monolith"][full]
@@ -261,8 +212,6 @@ async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
         "plan": made,
         "plan_is_monolithic": alike,
         "deployments": found,
-        "simulated": said,
-        "measured_over_simulated": ratios,
         "core": {
             "per_cpu_s": {part: round(rate, 2) for part, (_, rate) in core.rates.items()},
             "by_the_clock": {part: round(rate, 2) for part, rate in core.clock_rates.items()},

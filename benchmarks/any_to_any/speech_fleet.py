@@ -1,4 +1,4 @@
-"""The deployments that `benchmarks.speech` compares, and what the simulator says of them."""
+"""Fleets of small parts as `benchmarks.speech` and `plan_monolith` compare them, and what is simulated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from atoll.sim.tasks.simulate_tasks import simulate_tasks
 from atoll.sim.tasks.task_demand import Demand
 from atoll.solve.effort import LEVELS, Effort
 from benchmarks.any_to_any.speech_client import TimedAnswer
-from benchmarks.process_cpu import read_core_share, read_cpu_s, read_schedule_s
+from benchmarks.process_cpu import read_cpu_s
 
 MODEL = "assistant"
 CORE = "CORE"
@@ -104,16 +104,6 @@ class MeasuredCore:
     bandwidth_gbs: float
     fp16_tflops: float
 
-    def at(self, share: float) -> MeasuredCore:
-        """Return a core of which others take all but a share."""
-        return replace(
-            self,
-            rates={part: (unit, per_s * share) for part, (unit, per_s) in self.rates.items()},
-            # The catalog takes no less for a GPU.
-            bandwidth_gbs=max(1.0, self.bandwidth_gbs * share),
-            fp16_tflops=self.fp16_tflops * share,
-        )
-
     def request_s(self, mean: MeanRequest) -> dict[str, float]:
         """Return the seconds of a core that a request takes of each part, by the rates."""
         amounts = {
@@ -128,10 +118,10 @@ Devices = Mapping[str, tuple[MeasuredCore, int]]
 """By kind of device, how fast one is and how many there are."""
 
 
-def measure_core(cores: Sequence[int], runs: int, parts: Sequence[str] = PARTS) -> MeasuredCore:
+def measure_core(cores: Sequence[int], runs: int) -> MeasuredCore:
     """Measure parts on all cores at once, one `atoll tasks measure` each, and return the mean."""
     command = [sys.executable, "-m", "atoll", "tasks", "measure", "--json", "--runs", str(runs)]
-    for part in parts:
+    for part in PARTS:
         command += ["--part", part]
     running = []
     before = os.sched_getaffinity(0)
@@ -152,9 +142,9 @@ def measure_core(cores: Sequence[int], runs: int, parts: Sequence[str] = PARTS) 
     return MeasuredCore(
         {
             part: (rows[0][part]["unit"], statistics.fmean(r[part]["cpu_per_s"] for r in rows))
-            for part in parts
+            for part in PARTS
         },
-        {part: statistics.fmean(r[part]["per_s"] for r in rows) for part in parts},
+        {part: statistics.fmean(r[part]["per_s"] for r in rows) for part in PARTS},
         statistics.fmean(each["core"]["bandwidth_gbs"] for each in found),
         statistics.fmean(each["core"]["fp16_tflops"] for each in found),
     )
@@ -267,27 +257,17 @@ class RunningFleet:
     """By load, of all its turns."""
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
-    core_share: dict[str, float] = field(default_factory=dict)
-    """Of the time that executors wanted a core, the share that they had one, in the last turn."""
 
     def pids(self) -> list[int]:
         """Return its processes: executors and graph server."""
         return [p.pid for p in self.fleet.agent.processes.values() if p.pid is not None]
 
-    def executors(self) -> list[int]:
-        """Return its executors' processes."""
-        names = self.fleet.endpoints[0].endpoint.instances
-        pids = [self.fleet.agent.processes[name].pid for name in names]
-        return [pid for pid in pids if pid is not None]
-
     async def turn(self, load: str, asking: Awaitable[list[TimedAnswer]]) -> None:
         """Answer while other deployments have nothing to do, and take note of that."""
         began_s, cpu_s = time.perf_counter(), read_cpu_s(self.pids())
-        before = read_schedule_s(self.executors())
         answers = await asking
         took_s = time.perf_counter() - began_s
         self.add(load, answers, took_s, read_cpu_s(self.pids()) - cpu_s)
-        self.core_share[load] = read_core_share(before, read_schedule_s(self.executors()))
         print(f"  {self.name}, {load}: {len(answers)} answers in {took_s:.1f} s", flush=True)
 
     def add(self, load: str, answers: list[TimedAnswer], seconds: float, cpu_s: float) -> None:
@@ -309,7 +289,6 @@ class RunningFleet:
             values = [value for answer in answers if (value := getattr(answer, name))]
             for share in _PERCENTS:
                 found[f"{name}_p{share}"] = float(np.percentile(values, share))
-        found["core_share"] = self.core_share[load]
         return {name: round(value, 4) for name, value in found.items()}
 
 

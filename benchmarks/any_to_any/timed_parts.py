@@ -161,15 +161,12 @@ class _Answer:
 
 
 class TimedMind(StreamComponent):
-    """Messages into words, those of all requests in one batch; three to a sentence, or `one_sentence`."""
+    """Messages into words, those of all requests in one batch; three to a sentence."""
 
     name: ClassVar[str] = "timed-mind"
 
-    def __init__(
-        self, *, one_sentence: bool = False, compute: float = 1.0, memory: float = 1.0
-    ) -> None:
+    def __init__(self, *, compute: float = 1.0, memory: float = 1.0) -> None:
         self._step_s, self._prompt_s = memory * STEP_S, compute * PROMPT_S
-        self._words = tuple(word.replace(".", "") for word in _WORDS) if one_sentence else _WORDS
         self._answers: list[_Answer] = []
         self._loop: asyncio.Task[None] | None = None
 
@@ -177,7 +174,6 @@ class TimedMind(StreamComponent):
     def load(cls, setup: Setup) -> Self:
         """Return it."""
         return cls(
-            one_sentence=bool(setup.option("one_sentence", False)),
             compute=float(setup.option("compute", 1.0)),
             memory=float(setup.option("memory", 1.0)),
         )
@@ -193,7 +189,7 @@ class TimedMind(StreamComponent):
         self._answers.append(answer)
         if self._loop is None or self._loop.done():
             self._loop = asyncio.create_task(self._step_on())
-        words = [self._words[n % len(self._words)] for n in range(wanted)]
+        words = [_WORDS[n % len(_WORDS)] for n in range(wanted)]
         try:
             for number, word in enumerate(words):
                 await answer.tokens.get()
