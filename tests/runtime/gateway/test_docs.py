@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from atoll.core.files import parse_yaml
 from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.gateway.settings import Deadlines, GatewayFile, GatewayLimits
@@ -63,6 +65,7 @@ def _codes(tree: ast.AST) -> Iterator[str]:
                     yield part.value
 
 
+@pytest.mark.slow
 def test_error_codes_are_documented_and_documented_ones_exist() -> None:
     runtime = Path(__file__).resolve().parents[3] / "src/atoll/runtime"
     files = [runtime / "openai.py"]

@@ -114,7 +114,9 @@ def test_every_way_to_every_request(tmp_path: Path) -> None:
         await site.add("gone", role="admin")
         await site.add("operator", role="operator")
         await site.ask("socket", "DELETE", f"keys/{site.ids['gone']}")
-        routes = [route for route in TABLE if route.makes[0] == JSON]
+        # Of every role that a request needs one, and the key that is another's.
+        least = {TOLD[r.method, r.shown_path]: r for r in TABLE if r.makes[0] == JSON}
+        routes = [*least.values(), *(r for r in TABLE if "keys/{id}" in r.path)]
         for route in routes:
             path = route.shown_path.removeprefix(PREFIX).replace("{id}", "none-such")
             body: object = None if route.method == "GET" else {}

@@ -60,7 +60,7 @@ def test_sums_by_two_agree_with_sums_by_one(tmp_path: Path) -> None:
     async def story(site: Site) -> None:
         await fill(site)
         single = {by: await rows(site, "viewer", f"by={by}") for by in SUMS}
-        for one, two in itertools.permutations(SUMS, 2):
+        for one, two in (("key", "day"), ("model", "provider")):
             both = await rows(site, "viewer", f"by={one},{two}")
             assert len({(row[one], row[two]) for row in both}) == len(both)
             for by in (one, two):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.runtime.gateway.dialects.script import (
     ScriptedTalker,
 )
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
-from tests.runtime.gateway.harness import CHAT, Bench, Reply, chat, read_reply, running
+from tests.runtime.gateway.harness import CHAT, QUICK, Bench, Reply, chat, read_reply, running
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 TEXT_AND_CALLS = ScriptedAnswer(
@@ -157,7 +158,9 @@ def test_whole_answers_say_the_same_as_chat(path: str) -> None:
 )
 def test_errors_have_the_shape_of_the_dialect(fault: str, status: int, kind: str) -> None:
     async def go() -> tuple[Reply, Reply, Reply]:
-        async with running([ScriptedEngine(faults=[Fault(fault)] * 3)], attempts=1) as bench:
+        engines = [ScriptedEngine(faults=[Fault(fault)] * 3)]
+        late = replace(QUICK, first_token_s=0.1, answer_s=0.1) if "stall" in fault else None
+        async with running(engines, attempts=1, deadlines=late) as bench:
             of_messages = await bench.post(MESSAGES, body_of(MESSAGES))
             of_responses = await bench.post(RESPONSES, body_of(RESPONSES))
             return of_messages, of_responses, await bench.post(CHAT, chat())
@@ -291,11 +294,11 @@ async def test_tokens_are_counted_as_the_tokenizer_of_the_model_does() -> None:
 async def test_memory_of_large_requests_is_counted() -> None:
     """What translating takes counts, too; nothing is counted any more at the end."""
 
-    limits = GatewayLimits(buffered_bytes=7 * 2**20)
+    limits = GatewayLimits(buffered_bytes=7 * 2**19)
     async with running([ScriptedEngine()], limits=limits) as bench:
-        body = body_of(MESSAGES, "x" * 2 * 2**20, max_tokens=1)
+        body = body_of(MESSAGES, "x" * 2 * 2**19, max_tokens=1)
         assert (await bench.post(MESSAGES, body)).status == 200
-        body = body_of(MESSAGES, "x" * 3 * 2**20, max_tokens=1)
+        body = body_of(MESSAGES, "x" * 3 * 2**19, max_tokens=1)
         # It would not fit if nobody else were there.
         full = await bench.post(MESSAGES, body)
         assert (full.status, full.json["error"]["type"]) == (413, "request_too_large")
