@@ -32,10 +32,10 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Fleet files in the current folder, and a cache of templates of its own."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
+    """Fleet files in the current folder."""
     monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ATOLL_CACHE", templates)
     monkeypatch.chdir(tmp_path)
     Path("fleet.yaml").write_text(SMALL, encoding="utf-8")
     Path("mixed.yaml").write_text(MIXED, encoding="utf-8")

@@ -43,10 +43,10 @@ Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Fleet files in the current folder, and a cache of templates of its own."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
+    """Fleet files in the current folder."""
     monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ATOLL_CACHE", templates)
     monkeypatch.chdir(tmp_path)
     for name, text in (("fleet", FLEET), ("short", SHORT), ("fails", FAILS)):
         (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
@@ -99,13 +99,14 @@ def test_a_shortage_comes_with_repairs(capsys: Captured) -> None:
     share = format_share(min(plan.served_fraction.values()))
     price = format_price(plan.usd_per_hour)
     assert plan.status == "partial"
-    out = run(capsys, "explain", "--fleet", "fails.yaml")
+    # So many plans lead to the first repair that serves all.
+    out = run(capsys, "explain", "--fleet", "fails.yaml", "--plans", "10")
     said = f"fails: infeasible; {share} of the demand could be served, for {price}"
     assert out.startswith(said)
     assert "Any one of these meets all demand" in out
     assert "+2 L40S:1 in east" in out
     assert "in all" in out
-    without = run(capsys, "explain", "--fleet", "short.yaml", "--no-repairs")
+    without = run(capsys, "explain", "--fleet", "short.yaml", "--no-repairs", "--node", "T4")
     assert without.startswith(f"short: partial, {price}, serves {share} of the demand.")
     assert "+2 L40S:1" not in without
 
@@ -154,10 +155,12 @@ def test_a_simple_plan_of_a_cluster_is_compared_with_what_carries_most(
     capsys: Captured, folder: Path
 ) -> None:
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
-    asked = ("plan", "cluster.yaml", "--no-error-bars", "--effort", "low", "-o", "plan.json")
+    asked = ("plan", "cluster.yaml", "--no-error-bars", "--effort", "0.01", "-o", "plan.json")
     assert "settings.simplicity" in run(capsys, *asked)
     out = run(capsys, "explain", "plan.json", "--fleet", "cluster.yaml", "--plans", "1")
+    assert out.startswith("cluster: ")
     assert "; planning for the most tokens/s would carry " in out
+    assert "What binds" in out
 
 
 def test_a_simple_plan_of_a_pool_is_compared_with_the_cheapest(
@@ -170,13 +173,10 @@ def test_a_simple_plan_of_a_pool_is_compared_with_the_cheapest(
     assert json.loads(run(capsys, *asked, "--json"))["simple"]
 
 
+@pytest.mark.slow
 def test_a_cluster_is_explained(capsys: Captured, folder: Path) -> None:
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
     run(capsys, "plan", "cluster.yaml", "--capacity-only", "-o", "plan.json")
-    out = run(capsys, "explain", "plan.json", "--fleet", "cluster.yaml", "--plans", "1")
-    assert out.startswith("cluster: ")
-    assert "tokens/s" in out
-    assert "What binds" in out
     data = json.loads(run(capsys, "explain", "plan.json", "--fleet", "cluster.yaml", "--json"))
     found = Explanation.model_validate({k: v for k, v in data.items() if k != "notes"})
     assert found.goal != "cost"
@@ -191,21 +191,16 @@ def test_a_cluster_is_explained(capsys: Captured, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (["plan.json"], 2, "--fleet"),
-        (["nowhere.json", "--fleet", "fleet.yaml"], 3, "nowhere.json"),
-        (["fleet.yaml", "--fleet", "fleet.yaml"], 3, "fleet.yaml"),
-        (["--fleet", "nowhere.yaml"], 3, "nowhere.yaml"),
         (["--fleet", "fleet.yaml", "--node", "H100:8"], 4, "node type on offer 'H100:8'"),
         (["--fleet", "fleet.yaml", "--node", "H100"], 4, "GPU type on offer 'H100'"),
-        (["--fleet", "fleet.yaml", "--node", "X9"], 4, "unknown gpu"),
-        (["--fleet", "fleet.yaml", "--deadline", "soon"], 3, "deadline"),
         (["plan.json", "--fleet", "short.yaml"], 2, "does not hold for this fleet"),
     ],
 )
 def test_errors_are_one_line(capsys: Captured, args: list[str], code: int, said: str) -> None:
-    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
+    if "plan.json" in args:
+        run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     assert cli.run(["explain", *args]) == code
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
-    assert said.lower() in err.lower()
+    assert said in err

@@ -25,9 +25,9 @@ GRID = "grid: {east: 500 g/kWh, west: 20 g/kWh, pue: 1.1}\n"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
     monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ATOLL_CACHE", templates)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fleet.yaml").write_text(FLEET + GRID, encoding="utf-8")
     (tmp_path / "dark.yaml").write_text(FLEET, encoding="utf-8")

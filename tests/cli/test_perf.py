@@ -272,6 +272,7 @@ def test_a_later_overlay_wins(atoll: Atoll, tmp_path: Path) -> None:
     assert atoll("perf", "show", SMALL, "L4:1", "--json", *both).out == plain.out
 
 
+@pytest.mark.slow
 def test_show_writes_pictures_and_says_so_on_stderr(atoll: Atoll, tmp_path: Path) -> None:
     done = atoll("perf", "show", SMALL, "L4:1", "--json", "-o", "a.png", "--out", "a.html")
     assert done.code == 0
@@ -287,37 +288,13 @@ def test_show_writes_pictures_and_says_so_on_stderr(atoll: Atoll, tmp_path: Path
 
 
 BAD_SHOWS = [
-    (("nope", "L4:1"), 4, ("unknown model 'nope'",)),
-    (("llama-3-70", "L4:1"), 4, ("did you mean", "llama-3-70b")),
-    ((f"{SMALL}@fp3", "L4:1"), 4, ("unknown dtype 'fp3'",)),
-    ((f"{SMALL}@speed=9", "L4:1"), 3, ("speed=9",)),
-    (("qwen-image", "L4:1"), 3, ("has no llm",)),
-    (("absent.json", "L4:1"), 3, ("absent.json", "no such file")),
-    ((SMALL, "H10:1"), 4, ("unknown gpu 'H10'", "did you mean H100")),
-    ((SMALL, "L4:x"), 3, ("not a node type", "L40S:2")),
-    ((SMALL, "L4:0"), 3, ("not a node type",)),
-    ((SMALL, "L4:99"), 4, ("unknown node type 'L4:99'",)),
-    ((SMALL, "L4:1", "--engine", "tgi"), 4, ("unknown engine 'tgi'", "vllm")),
     ((SMALL, "L4:1", "--backend", "magic"), 4, ("unknown backend 'magic'", "analytic")),
-    ((SMALL, "L4:1", "--lengths", "azure"), 4, ("unknown length mix", "azure-code")),
-    ((SMALL, "L4:1", "--lengths", "0x8"), 3, ("input_mean",)),
-    ((SMALL, "L4:1", "--lengths", "8x0"), 3, ("output_mean",)),
-    ((SMALL, "L4:1", "--lengths", "-5x8"), 4, ("unknown length mix",)),
     ((SMALL, "L4:1", "--ttft", "1500"), 3, ("ttft", "no unit", "1600ms")),
-    ((SMALL, "L4:1", "--tpot", "fast"), 3, ("tpot", "'fast'")),
-    ((SMALL, "L4:1", "--tpot", "-3ms"), 3, ("tpot", "negative")),
     ((SMALL, "L4:1", "--ttft", "0ms"), 3, ("ttft: '0ms' is not a latency above 0",)),
     ((SMALL, "L4:1", "--tpot", "0s"), 3, ("tpot: '0s' is not a latency above 0",)),
-    ((SMALL, "L4:1", "--tpot", "nan"), 3, ("tpot",)),
     ((SMALL, "L4:2", "--tp", "3"), 2, ("does not divide the 2 GPUs",)),
-    ((SMALL, "L4:2", "--tp", "0"), 2, ("does not divide",)),
-    ((SMALL, "L4:2", "--tp", "two"), 2, ("--tp",)),
-    ((SMALL, "L4:1", "--overlay", "absent.yaml"), 3, ("absent.yaml", "no such file")),
-    ((SMALL, "L4:1", "--backend", "absent.csv"), 3, ("absent.csv", "no such file")),
     ((SMALL, "L4:1", "-o", "p.pdf"), 2, ("p.pdf", ".png or .html")),
     ((SMALL, "L4:1", "-o", "no/such/p.png"), 3, ("no/such: no such folder",)),
-    ((SMALL,), 2, ("Missing argument",)),
-    ((SMALL, "L4:1", "--frob"), 2, ("No such option",)),
 ]
 
 
@@ -346,31 +323,9 @@ def test_show_from_a_measured_table_passes_through_its_points(atoll: Atoll, tmp_
         assert decode[near] == pytest.approx(30 * layer_us * 1e-3 + host_ms, rel=1e-6)
 
 
-def changed(at: int, old: str, new: str) -> list[str]:
-    rows = steps()
-    assert old in rows[at]
-    rows[at] = rows[at].replace(old, new)
-    return rows
-
-
 BAD_TABLES = {
-    "empty": ("", [], 3, ("no column model",)),
-    "prose": ("hello, world", ["x"], 3, ("no column model",)),
     "a column missing": (STEP_HEADER.replace(",layer_us", ""), [], 3, ("no column layer_us",)),
-    "no rows": (STEP_HEADER, [], 4, ("unknown measured table",)),
     "another model": (STEP_HEADER, [r.replace(SMALL, "m") for r in steps()], 4, ("m on L4:1",)),
-    "another node": (STEP_HEADER, steps(node="H100:1"), 4, ("on H100:1",)),
-    "a word": (STEP_HEADER, changed(3, ",120", ",soon"), 3, (":5:", "layer_us", "'soon'")),
-    "negative": (STEP_HEADER, changed(3, ",120", ",-1"), 3, (":5:", "layer_us")),
-    "nan": (STEP_HEADER, changed(3, ",120", ",nan"), 3, (":5:", "layer_us")),
-    "a field empty": (STEP_HEADER, changed(3, ",120", ","), 3, (":5:", "layer_us")),
-    "a phase": (STEP_HEADER, changed(3, "decode", "both"), 3, (":5:", "'both'")),
-    "a hole": (
-        STEP_HEADER,
-        [*steps(), f"{SMALL},L4:1,1,decode,1,1024,130"],
-        3,
-        ("tokens 16 and context 1024", "full grid"),
-    ),
     "one phase only": (STEP_HEADER, steps()[2:], 3, ("no measurements of prefill",)),
     "too small": (STEP_HEADER, [r.replace("8192", "128") for r in steps()], 3, ("far beyond",)),
 }
@@ -383,11 +338,6 @@ def test_bad_tables_are_refused(atoll: Atoll, tmp_path: Path, case: str) -> None
     done = atoll("perf", "show", SMALL, "L4:1", "--backend", table, "-o", "picture.png")
     refused(done, code, *said)
     assert written(tmp_path) == {"t.csv"}
-
-
-def test_a_table_of_bytes_is_refused(atoll: Atoll, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes(bytes(range(256)) * 8)
-    refused(atoll("perf", "show", SMALL, "L4:1", "--backend", "t.csv"), 3, "t.csv", "not UTF-8")
 
 
 def test_a_measured_host_time_is_called_measured(atoll: Atoll, tmp_path: Path) -> None:
@@ -486,12 +436,14 @@ def test_one_bad_picture_writes_none(atoll: Atoll, tmp_path: Path) -> None:
         assert written(tmp_path) == {"folder.png"}
 
 
+@pytest.mark.usefixtures("sketched")
 def test_a_file_is_named_as_it_is_called(atoll: Atoll) -> None:
     names = ("a[bold]b.png", "[b].html", ":gem:.html", "[/b].html", f"{'long/' * 40}x.html")
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
     done = atoll("perf", "show", SMALL, "L4:1", *(word for name in names for word in ("-o", name)))
     assert done.err == "".join(f"wrote {name}\n" for name in names)
+    assert all(Path(name).stat().st_size for name in names)
 
 
 def test_kernel_time_alone_warns_of_nothing(atoll: Atoll) -> None:
@@ -589,17 +541,7 @@ def test_compare_takes_prices_and_models_of_an_overlay(
 
 
 BAD_COMPARES = [
-    (("nope",), 4, ("unknown model 'nope'",)),
-    ((SMALL, "--nodes", "L4:1,H10:1"), 4, ("unknown gpu 'H10'",)),
-    ((SMALL, "--nodes", "L4:one"), 3, ("not a node type",)),
-    ((SMALL, "--nodes", "GH200:2"), 4, ("unknown node type 'GH200:2'",)),
-    ((SMALL, "--engine", "tgi"), 4, ("unknown engine",)),
-    ((SMALL, "--lengths", "long"), 4, ("unknown length mix",)),
-    ((SMALL, "--ttft", "1.5"), 3, ("ttft", "no unit")),
     ((SMALL, "--tpot", "0s"), 3, ("tpot: '0s' is not a latency above 0",)),
-    ((SMALL, "--overlay", "absent.yaml"), 3, ("absent.yaml",)),
-    (("qwen-image",), 3, ("has no llm",)),
-    ((SMALL, "--region", "mars"), 4, ("unknown region 'mars'",)),
     ((SMALL, "--region", "aws", "--region", "mars"), 4, ("unknown region 'mars'",)),
     ((SMALL, "--nodes", ","), 2, ("--nodes",)),
 ]
@@ -879,15 +821,9 @@ def test_brackets_in_a_bad_row_are_only_words(atoll: Atoll, tmp_path: Path) -> N
 
 
 BAD_DATA: dict[str, tuple[bytes, int, tuple[str, ...]]] = {
-    "empty": (b"", 3, ("fit no kind of measurement",)),
     "prose": (b"hello world\n1\n", 3, ("fit no kind of measurement", "gemm: m, n, k")),
-    "bytes": (bytes(range(256)) * 8, 3, ("not UTF-8",)),
-    "no time": (b"m,n,k\n1,2,3\n", 3, ("no column with the measured time", "latency_us")),
     "no rows": (b"m,n,k,latency_us\n", 3, ("no usable rows",)),
     "no good rows": (b"m,n,k,latency_us\n1,2,3,x\n0,1,2,3\n", 3, ("no usable rows",)),
-    "layers": (b"tokens_in_batch,ms_per_layer\n1,2\n", 3, ("'layer'", "matrix products")),
-    "all-reduce": (b"num_gpus,bytes,latency_us\n2,64,5\n", 3, ("'allreduce'",)),
-    "another gpu": (b"gpu,m,n,k,latency_us\nH10,1,2,3,4\n", 4, ("unknown gpu 'H10'",)),
 }
 
 
@@ -896,8 +832,7 @@ def test_calibrate_refuses(atoll: Atoll, tmp_path: Path, case: str) -> None:
     content, code, said = BAD_DATA[case]
     data = tmp_path / "data.csv"
     data.write_bytes(content)
-    named = () if case == "another gpu" else ("--gpu", "L40S")
-    refused(atoll("perf", "calibrate", data, *named, "-o", "ours.yaml"), code, *said)
+    refused(atoll("perf", "calibrate", data, "--gpu", "L40S", "-o", "ours.yaml"), code, *said)
     assert written(tmp_path) == {"data.csv"}
 
 
@@ -913,49 +848,11 @@ def test_calibrate_needs_enough_points(atoll: Atoll, tmp_path: Path) -> None:
     assert written(tmp_path) == {"data.csv", "more.csv"}
 
 
-def test_calibrate_refuses_an_endless_field(atoll: Atoll, tmp_path: Path) -> None:
-    data = tmp_path / "data.csv"
-    data.write_text("m,n,k,latency_us\n1,2,3," + "4" * 200_000 + "\n")
-    refused(atoll("perf", "calibrate", data, "--gpu", "L40S"), 3, "data.csv")
-
-
-def test_calibrate_refuses_what_it_cannot_read_or_write(
+def test_calibrate_refuses_what_it_cannot_write(
     atoll: Atoll, measured: Path, tmp_path: Path
 ) -> None:
-    refused(atoll("perf", "calibrate", "absent.csv"), 3, "absent.csv", "no such file")
-    refused(atoll("perf", "calibrate", tmp_path), 3, "is a directory")
-    refused(atoll("perf", "calibrate", measured, "--gpu", "H10"), 4, "unknown gpu 'H10'")
-    refused(atoll("perf", "calibrate"), 2, "Missing argument")
-    fake = tmp_path / "fake.csv.gz"
-    fake.write_bytes(b"m,n,k,latency_us\n")
-    refused(atoll("perf", "calibrate", fake), 3, "fake.csv.gz")
-    lost = atoll("perf", "calibrate", measured, "-o", "no/such/ours.yaml")
-    assert lost.code == 3
-    assert "no/such" in lost.err
-    assert written(tmp_path) == {"gemm.csv", "fake.csv.gz"}
-
-
-BAD_CONSTANTS = {
-    "no class": (
-        "gpus: {L4: {operators: {matmul: {e_f: 0.5}}}}",
-        ("gpus.L4.operators", "gemm_fp8"),
-    ),
-    "no constant": ("gpus: {L4: {operators: {gemm: {speed: 0.5}}}}", ("operators.gemm.speed",)),
-    "too high": ("gpus: {L4: {operators: {gemm: {e_f: 50}}}}", ("operators.gemm.e_f", "2")),
-    "yes": ("gpus: {L4: {operators: {gemm: {e_f: yes}}}}", ("operators.gemm.e_f",)),
-    "a word": ("gpus: {L4: {operators: {gemm: {e_f: fast}}}}", ("operators.gemm.e_f",)),
-    "a tag": ("gpus: {L4: {operators: {gemm: {tag: sure}}}}", ("operators.gemm.tag", "proxy")),
-    "a list": ("gpus: {L4: {operators: [1]}}", ("gpus.L4.operators",)),
-}
-
-
-@pytest.mark.parametrize("case", BAD_CONSTANTS)
-def test_bad_constants_are_refused(atoll: Atoll, tmp_path: Path, case: str) -> None:
-    text, said = BAD_CONSTANTS[case]
-    (tmp_path / "c.yaml").write_text(text, encoding="utf-8")
-    done = atoll("perf", "show", SMALL, "L4:1", "--overlay", "c.yaml", "-o", "p.png")
-    refused(done, 3, "c.yaml", *said)
-    assert written(tmp_path) == {"c.yaml"}
+    refused(atoll("perf", "calibrate", measured, "-o", "no/such/ours.yaml"), 3, "no/such")
+    assert written(tmp_path) == {"gemm.csv"}
 
 
 def test_constants_join_those_of_other_operators_and_leave_other_facts_alone(

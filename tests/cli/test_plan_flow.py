@@ -42,9 +42,9 @@ QUICK = ("--effort", "0.01")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
     monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ATOLL_CACHE", templates)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lab.yaml").write_text(FLEET, encoding="utf-8")
     return tmp_path
