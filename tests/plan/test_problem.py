@@ -228,6 +228,7 @@ def test_bad_lengths_say_which() -> None:
         Lengths.parse(data)
 
 
+@pytest.mark.slow
 def test_types_load_neither_numpy_nor_a_solver() -> None:
     code = (
         "import sys, atoll.plan\n"

@@ -43,11 +43,11 @@ def test_weibull_shapes_solve_their_equation(cv: float) -> None:
 def test_the_first_arrival_is_that_of_a_stationary_process(family: str, cv: float) -> None:
     # An ordinary renewal process has (cv^2 - 1) / 2 arrivals too many in any window from its start.
     renewal = Renewal(family, cv)  # type: ignore[arg-type]
-    counts = [len(times(renewal, RateClock(1.0), 20.0, seed, 64)) for seed in range(3000)]
-    assert np.mean(counts) == pytest.approx(20.0, abs=4 * float(np.std(counts)) / math.sqrt(3000))
-    first = [renewal.first(np.random.default_rng(seed)) for seed in range(4000)]
+    counts = [len(times(renewal, RateClock(1.0), 20.0, seed, 64)) for seed in range(800)]
+    assert np.mean(counts) == pytest.approx(20.0, abs=4 * float(np.std(counts)) / math.sqrt(800))
+    first = [renewal.first(np.random.default_rng(seed)) for seed in range(1000)]
     expected = (1 + cv * cv) / 2
-    assert np.mean(first) == pytest.approx(expected, abs=4 * float(np.std(first)) / math.sqrt(4000))
+    assert np.mean(first) == pytest.approx(expected, abs=4 * float(np.std(first)) / math.sqrt(1000))
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_endless_without_an_end() -> None:
 
 def test_a_curve_is_followed_and_its_gaps_keep_their_cv() -> None:
     curve = RateCurve((1.0, 1.0, 4.0, 2.0), 400.0)
-    drawn = times(Renewal("gamma", 2.0), RateClock(50.0, curve), 40_000.0, 2)
-    assert len(drawn) == pytest.approx(50 * 40_000, rel=0.01)
+    drawn = times(Renewal("gamma", 2.0), RateClock(50.0, curve), 20_000.0, 2)
+    assert len(drawn) == pytest.approx(50 * 20_000, rel=0.01)
     phase = np.histogram(drawn % 400.0, 4 * 12, (0.0, 400.0))[0]
     assert np.allclose(phase / phase.mean(), curve.cells, rtol=0.06)
     # In operational time the gaps are what they were: thinning would have brought the CV towards 1.
@@ -125,9 +125,9 @@ def fano(renewal: Renewal, clock: RateClock, window_s: float) -> float:
 @pytest.mark.parametrize(
     "layers",
     [
-        (Layer(3.0, 0.3), Layer(60.0, 0.2)),
-        (Layer(20.0, 1.0),),
-        (Silence(30.0, 15.0),),
+        pytest.param((Layer(3.0, 0.3), Layer(60.0, 0.2)), marks=pytest.mark.slow),
+        pytest.param((Layer(20.0, 1.0),), marks=pytest.mark.slow),
+        pytest.param((Silence(30.0, 15.0),), marks=pytest.mark.slow),
         (Silence(60.0, 20.0), Layer(5.0, 0.5)),
     ],
 )

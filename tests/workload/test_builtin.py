@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,24 +21,33 @@ from atoll.workload.stats import TraceStats, summarise
 MEASURED = [name for name in NAMES if name != "burstgpt"]
 
 
-@pytest.fixture(scope="module")
-def drawn() -> dict[str, TraceStats]:
-    """Statistics over runs far longer than the slowest layer of chance."""
-    return {name: summarise(workload_of(f"{name} n=300k").chunks(11)).stats() for name in MEASURED}
+DRAWN = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "azure-conv" else pytest.mark.slow)
+        for name in MEASURED
+    ],
+)
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_rates_and_burstiness(name: str, drawn: dict[str, TraceStats]) -> None:
-    measured, found = get_builtin(name).measured, drawn[name]
+@cache
+def drawn(name: str) -> TraceStats:
+    """Statistics over a run far longer than the slowest layer of chance."""
+    return summarise(workload_of(f"{name} n=300k").chunks(11)).stats()
+
+
+@DRAWN
+def test_rates_and_burstiness(name: str) -> None:
+    measured, found = get_builtin(name).measured, drawn(name)
     assert found.rate_per_s == pytest.approx(measured["rate_per_s"], rel=0.1)
     assert found.iat_cv == pytest.approx(measured["iat_cv"], rel=0.2)
     for window in found.windows:
         assert window.fano == pytest.approx(measured[f"fano_{window.window_s}s"], rel=0.3)
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_lengths(name: str, drawn: dict[str, TraceStats]) -> None:
-    measured, found = get_builtin(name).measured, drawn[name]
+@DRAWN
+def test_lengths(name: str) -> None:
+    measured, found = get_builtin(name).measured, drawn(name)
     for side, length in (("input", found.input), ("output", found.output)):
         assert length.mean == pytest.approx(measured[f"{side}_mean"], rel=0.02)
         assert length.mean_square == pytest.approx(measured[f"{side}_mean_square"], rel=0.12)
@@ -58,6 +68,7 @@ def test_planning_and_drawing_use_the_same_lengths(name: str) -> None:
     assert mix.decode_context == pytest.approx(planned.decode_context, rel=0.02)
 
 
+@pytest.mark.slow
 def test_burstgpt_follows_its_aggregates() -> None:
     measured = get_builtin("burstgpt").measured
     days, hours, tokens = [], np.zeros(24), []

@@ -117,7 +117,11 @@ def test_unknown_pools(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rate", "cv"), [("mm-image", 12.63, 1.32), ("deepseek-r1", 12.97, 1.67)]
+    ("name", "rate", "cv"),
+    [
+        ("mm-image", 12.63, 1.32),
+        pytest.param("deepseek-r1", 12.97, 1.67, marks=pytest.mark.slow),
+    ],
 )
 def test_public_pools_give_the_published_hour(name: str, rate: float, cv: float) -> None:
     if not REFERENCE.exists():

@@ -22,6 +22,7 @@ FILES = {
     "mooncake_synthetic": "mooncake_synthetic",
     "servegen_sample_mm-image_1h": "servegen/sample_mm-image_1h",
 }
+LONG = ("mooncake_conversation", "servegen_sample_mm-image_1h")
 lengths = st.integers(1, 5000)
 
 
@@ -53,7 +54,10 @@ def test_statistics_are_those_of_numpy(rows: list[tuple[float, int, int]], cut: 
         assert stats.correlation == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else []) for name in FILES],
+)
 def test_public_traces_give_their_published_statistics(name: str) -> None:
     path = REFERENCE / "traces" / f"{FILES[name]}.csv.gz"
     if not path.exists():
