@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cache of templates for all that plan the same small fleets; a file in it has the name of its content."""
+    """A cache of templates for all that plan the same small fleets; its files are named by their content."""
     return str(tmp_path_factory.mktemp("templates"))
 
 

@@ -15,7 +15,7 @@ from tests.cli.test_docs import DOCS, anchors, blocks
 
 ROOT = DOCS.parent
 PAGES = sorted(DOCS.rglob("*.md")) + [
-    ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+    ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 ]
 BEFORE = "\n## 0.1.0 "
 """Of the changelog only the newest version names what there is; older ones name what was."""
@@ -52,46 +52,72 @@ def test_a_name_that_is_not_there_is_found(dotted: str) -> None:
     assert not resolves(dotted)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_modules_are_there(page: Path) -> None:
-    for dotted in set(re.findall(r"`(atoll(?:\.(?!sbatch)\w+)+)`", read(page))):
-        assert resolves(dotted), dotted
-    for dotted in re.findall(r"^::: (\S+)$", read(page), re.MULTILINE):
-        assert resolves(dotted), dotted
+def test_modules_are_there() -> None:
+    gone = [
+        (named(page), dotted)
+        for page in PAGES
+        for dotted in sorted(
+            {
+                *re.findall(r"`(atoll(?:\.(?!sbatch)\w+)+)`", read(page)),
+                *re.findall(r"^::: (\S+)$", read(page), re.MULTILINE),
+            }
+        )
+        if not resolves(dotted)
+    ]
+    assert not gone, gone
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_files_are_there(page: Path) -> None:
+def test_files_are_there() -> None:
     """Paths are those of the checkout, or of the package."""
-    for name in set(
-        re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|md|yaml|yml|csv|svg|sbatch|json))`", read(page))
-    ):
-        if name.startswith(("fabric/", "my-model/")) or "NAME" in name:
-            continue  # what a reader makes
-        places = (ROOT / name, ROOT / "src/atoll" / name)
-        assert any(place.exists() for place in places), name
+    pattern = r"`([\w.-]+/[\w./-]+\.(?:py|md|yaml|yml|csv|svg|sbatch|json))`"
+    gone = [
+        (named(page), name)
+        for page in PAGES
+        for name in sorted(set(re.findall(pattern, read(page))))
+        # Others are what a reader makes.
+        if not name.startswith(("fabric/", "my-model/")) and "NAME" not in name
+        if not any(place.exists() for place in (ROOT / name, ROOT / "src/atoll" / name))
+    ]
+    assert not gone, gone
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_examples_import_what_there_is(page: Path) -> None:
-    for example in blocks(read(page), "python"):
-        if "await" in example or "async " in example:
-            continue  # a piece of a coroutine
-        for node in ast.walk(ast.parse(example)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("atoll"):
-                for alias in node.names:
-                    assert resolves(f"{node.module}.{alias.name}"), alias.name
+def imported(example: str) -> list[str]:
+    """The names that a piece of Python imports from Atoll."""
+    if "await" in example or "async " in example:
+        return []  # a piece of a coroutine
+    return [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(example))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("atoll")
+        for alias in node.names
+    ]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if DOCS not in page.parents], ids=named)
-def test_links_of_root_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", read(page)):
-        if target.startswith("http"):
-            continue
-        file, _, anchor = target.partition("#")
-        there = ROOT / file if file else page
-        assert there.exists(), target
-        assert not anchor or anchor in anchors(there.read_text("utf-8")), target
+def test_examples_import_what_there_is() -> None:
+    gone = [
+        (named(page), name)
+        for page in PAGES
+        for example in blocks(read(page), "python")
+        for name in imported(example)
+        if not resolves(name)
+    ]
+    assert not gone, gone
+
+
+def leads_somewhere(page: Path, target: str) -> bool:
+    file, _, anchor = target.partition("#")
+    there = page.parent / file if file else page
+    return there.exists() and (not anchor or anchor in anchors(there.read_text("utf-8")))
+
+
+def test_links_lead_somewhere() -> None:
+    lost = [
+        (named(page), target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)\s]+)\)", read(page))
+        if not target.startswith("http") and not leads_somewhere(page, target)
+    ]
+    assert not lost, lost
 
 
 def test_every_page_is_in_the_menu() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -150,3 +151,11 @@ def test_a_dashboard_elsewhere_is_asked(monkeypatch: pytest.MonkeyPatch, capsys:
     assert (said["sid"], said["load"]["running"]) == (one.sid, 3)
     assert cli.run([*words, "--watch"]) == 2
     assert "--watch" in capsys.readouterr().err
+
+
+def test_status_points_to_nodes_where_no_plan_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert cli.run(["status"]) == 0
+    assert "`atoll nodes`" in capsys.readouterr().out

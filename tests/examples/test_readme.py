@@ -6,10 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from atoll.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = {
@@ -31,19 +34,41 @@ def test_the_steps_are_those_of_the_first_ten_minutes() -> None:
     assert [verb for _, verb, *_ in first_steps()] == ["init", "plan", "simulate", "serve"]
 
 
-def test_a_fleet_is_planned_and_simulated(tmp_path: Path) -> None:
+def test_a_fleet_is_planned_and_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The first steps as written, but that the plan is not proven by simulation: that is most of the work."""
     steps = [[*step, "--capacity-only"] if step[1] == "plan" else step for step in first_steps()]
     first = next(at for at, (_, verb, *_) in enumerate(steps) if verb == "simulate")
-    run_in(tmp_path, steps[: first + 1])
+    monkeypatch.chdir(tmp_path)
+
+    def in_this_process(words: list[str]) -> str:
+        capsys.readouterr()
+        code = cli.run(words)
+        said = capsys.readouterr()
+        assert code == 0, said.err
+        return said.out
+
+    run_in(tmp_path, steps[: first + 1], in_this_process)
 
 
 @pytest.mark.slow
 def test_all_of_it_runs_as_written(tmp_path: Path) -> None:
-    run_in(tmp_path, first_steps())
+    def as_written(words: list[str]) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-m", "atoll", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    run_in(tmp_path, first_steps(), as_written)
 
 
-def run_in(folder: Path, steps: list[list[str]]) -> None:
+def run_in(folder: Path, steps: list[list[str]], run: Callable[[list[str]], str]) -> None:
     """Run commands in order: each must succeed, write what it names, and say first what is kept."""
     # Paths in it are those of a checkout.
     (folder / "examples").symlink_to(ROOT / "examples")
@@ -51,19 +76,12 @@ def run_in(folder: Path, steps: list[list[str]]) -> None:
         assert program == "atoll"
         if verb in SKIPPED:
             continue
-        ran = subprocess.run(
-            [sys.executable, "-m", "atoll", verb, *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        printed = run([verb, *arguments])
         line = shlex.join([program, verb, *arguments])
-        assert ran.returncode == 0, f"{line}: {ran.stderr}"
         for path in _written(arguments):
             assert (folder / path).stat().st_size > 0, line
         if verb in ("plan", "simulate") and "--capacity-only" not in arguments:
-            first = ran.stdout.splitlines()[0]
+            first = printed.splitlines()[0]
             assert re.match(r"\S+ keeps its promises for .*% of requests \(\d", first), first
 
 
