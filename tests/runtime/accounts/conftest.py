@@ -62,12 +62,18 @@ def postgres() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database, of each kind."""
-    if request.param == "sqlite":
+def empty_database(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return the URL of a new database without tables, of SQLite or PostgreSQL."""
+    if kind == "sqlite":
         return f"sqlite:///{tmp_path}/accounts.db"
     return fresh_database(request.getfixturevalue("postgres"))
+
+
+# Where accounts ask a database the two are one; where they differ, `test_database.py` asks both.
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, of each kind."""
+    return empty_database(request.param, request, tmp_path)
 
 
 @pytest.fixture

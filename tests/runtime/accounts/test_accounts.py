@@ -552,6 +552,7 @@ async def test_it_follows_the_database_by_itself(url: str, tmp_path: Path) -> No
     await other.close()
 
 
+@pytest.mark.slow
 def test_a_postgresql_that_goes_away_and_comes_back(postgres: str, tmp_path: Path) -> None:
     import psycopg
 

@@ -22,10 +22,7 @@ from atoll.runtime.accounts.database import Database
 KILLS = 3
 
 
-# What is sent to PostgreSQL is the same; tests of accounts and ledger hold it to the same answers.
-@pytest.mark.parametrize(
-    "empty_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.slow
 def test_kill_9_loses_and_doubles_nothing(url: str, tmp_path: Path) -> None:
     async def make() -> str:
         database = await Database.open(url)

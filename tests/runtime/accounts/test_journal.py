@@ -28,6 +28,7 @@ from atoll.runtime.accounts.journal import (
 )
 from atoll.runtime.accounts.slots import WrittenSlots
 from tests.runtime.accounts.helpers import record
+from tests.seeds import slow_except
 
 SLOTS = 8
 FILES = (module.__file__, slots_module.__file__)
@@ -133,7 +134,10 @@ def check(story: Story, found: list[FinishedRequest]) -> None:
         assert by_name.get(name, ("none", 0)) in possible, (name, by_name)
 
 
-def test_a_death_at_any_line_loses_and_doubles_nothing(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("every", slow_except([4], [4, 1]))
+def test_a_death_at_any_line_loses_and_doubles_nothing(
+    tmp_path: Path, kind: str, every: int
+) -> None:
     line, alive = 0, False
     while not alive:
         base = tmp_path / str(line)
@@ -142,11 +146,12 @@ def test_a_death_at_any_line_loses_and_doubles_nothing(tmp_path: Path, kind: str
         alive = not killed_at(line, story.run)
         story.die()
         check(story, found_by_next(base))
-        line += 1
+        line += every
     assert line > 90
 
 
-def test_a_death_at_any_line_of_the_recovery_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", slow_except([4], [4, 1]))
+def test_a_death_at_any_line_of_the_recovery_changes_nothing(tmp_path: Path, every: int) -> None:
     line, alive = 0, False
     while not alive:
         base = tmp_path / str(line)
@@ -155,7 +160,7 @@ def test_a_death_at_any_line_of_the_recovery_changes_nothing(tmp_path: Path) -> 
         story.die()
         alive = not killed_at(line, partial(recover, base / "0"))
         check(story, found_by_next(base))
-        line += 1
+        line += every
     assert line > 20
 
 
