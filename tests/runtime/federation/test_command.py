@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +19,9 @@ import pytest
 
 from atoll.cli.main import run
 from atoll.runtime.http.http_client import fetch
-from atoll.runtime.http.listen_address import free_ports
+from tests.runtime.gateway.engine import ScriptedEngine
+from tests.runtime.gateway.harness import CHAT
+from tests.runtime.join.live import world
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -85,51 +86,50 @@ def ask(url: str, body: dict[str, Any] | None = None, key: str = "") -> tuple[in
             return error.code, json.load(error), error.headers
 
 
-def test_a_gateway_with_keys_in_front_of_a_node_without_a_port(
-    processes: Processes, tmp_path: Path
+async def test_a_gateway_with_keys_in_front_of_a_node_without_a_port(
+    processes: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (port,) = free_ports(1)
-    fabric = f"open://127.0.0.1:{port}"
-    hub = processes.start("atoll", "hub", "--open", "--listen", f"127.0.0.1:{port}")
-    processes.line(hub)
-    engine = processes.start("tests.runtime.gateway.engine", "--kind", "vllm")
-    url = processes.line(engine).strip()
-    processes.start(
-        *("atoll", "join", "--fabric", fabric, "--url", url, "--name", "n"),
-        *("--health-interval", "200ms"),
-    )
-    made = subprocess.run(
-        [sys.executable, "-m", "atoll", "keys", "create", "test", "--json"],
-        cwd=ROOT,
-        env=os.environ | {"ATOLL_STATE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    key = json.loads(made.stdout)["key"]
-    gateway = processes.start(
-        *("atoll", "gateway", "--fabric", fabric, "--port", "0", "--json"),
-        *("--log", str(tmp_path / "log"), "--record", str(tmp_path / "trace.jsonl")),
-        *("--alias", "gpt=m"),
-    )
-    said = json.loads(processes.line(gateway))
-    at = said["url"]
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path))
+
+    async def command(*arguments: str) -> Any:
+        """Run a command in this process, and return what it said as JSON."""
+        assert await asyncio.to_thread(run, [*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    key = (await command("keys", "create", "test"))["key"]
     body = {"model": "gpt", "messages": [{"role": "user", "content": "hello"}]}
-    until = time.monotonic() + 90
-    status, answer, headers = ask(f"{at}/v1/chat/completions", body, key)
-    while status != 200:
-        assert time.monotonic() < until, (status, answer, processes.errors())
-        time.sleep(0.1)
-        status, answer, headers = ask(f"{at}/v1/chat/completions", body, key)
-    assert headers["x-atoll-model"] == "m"
-    assert headers["x-atoll-provider-verified"] == "no"
-    assert ask(f"{at}/v1/chat/completions", body)[0] == 401
-    assert ask(f"{at}/atoll/v1/fabric", None, key)[0] == 403
-    _, page = asyncio.run(fetch(f"{at}/atoll/v1/fabric", unix_socket=Path(said["admin_socket"])))
-    nodes = json.loads(page)["nodes"]
-    assert [n["services"][0]["model"] for n in nodes if n["services"]] == ["m"]
-    gateway.send_signal(signal.SIGTERM)
-    assert gateway.wait(15) == 0, processes.errors()
+    engine = ScriptedEngine()
+    (tmp_path / "nodes").mkdir()
+    async with world(tmp_path / "nodes") as here:
+        node = here.node(url=await engine.start())
+        await node.start()
+        gateway = processes.start(
+            *("atoll", "gateway", "--fabric", here.address, "--port", "0", "--json"),
+            *("--log", str(tmp_path / "log"), "--record", str(tmp_path / "trace.jsonl")),
+            *("--alias", "gpt=m"),
+        )
+        said = json.loads(await asyncio.to_thread(processes.line, gateway))
+        chats, fabric = (said["url"] + path for path in (CHAT, "/atoll/v1/fabric"))
+        status, answer, headers = await asyncio.to_thread(ask, chats, body, key)
+        async with asyncio.timeout(90):
+            while status != 200:
+                await asyncio.sleep(0.1)
+                status, answer, headers = await asyncio.to_thread(ask, chats, body, key)
+        assert headers["x-atoll-model"] == "m"
+        assert headers["x-atoll-provider-verified"] == "no"
+        assert (await asyncio.to_thread(ask, chats, body))[0] == 401
+        assert (await asyncio.to_thread(ask, fabric, None, key))[0] == 403
+        _, page = await fetch(fabric, unix_socket=Path(said["admin_socket"]))
+        nodes = json.loads(page)["nodes"]
+        assert [n["services"][0]["model"] for n in nodes if n["services"]] == ["m"]
+        gateway.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(gateway.wait, 15) == 0, processes.errors()
+        await node.leave()
+        await node.close()
+    await engine.stop()
     log = (tmp_path / "log").read_text()
     assert key not in log + processes.errors()
     events = [json.loads(line) for line in log.splitlines()]
@@ -137,16 +137,8 @@ def test_a_gateway_with_keys_in_front_of_a_node_without_a_port(
     trace = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
     assert trace
     assert "hello" not in json.dumps(trace)
-    used = subprocess.run(
-        [sys.executable, "-m", "atoll", "usage", "--json"],
-        cwd=ROOT,
-        env=os.environ | {"ATOLL_STATE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert answer["usage"]["completion_tokens"] > 0
-    assert str(answer["usage"]["completion_tokens"]) in used.stdout
+    (used,) = await command("usage")
+    assert used["completion_tokens"] == answer["usage"]["completion_tokens"] > 0
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_policies_of_requests(tmp_path: Path) -> None:
                 ("x-atoll-node: cloud\r\n", {"Acme"}),
                 ("x-atoll-regions: eu\r\nx-atoll-min-precision: bf16\r\n", {"ETH"}),
             ):
-                replies = [await fabric.chat(headers) for _ in range(6)]
+                replies = [await fabric.chat(headers, max_tokens=2) for _ in range(3)]
                 assert {r.headers["x-atoll-provider"] for r in replies} == allowed, headers
             reply = await fabric.chat("x-atoll-providers: Nobody\r\n")
             assert reply.status == 503
@@ -133,16 +133,9 @@ def test_policies_of_requests(tmp_path: Path) -> None:
             assert shown(reply)["error"]["message"].endswith(
                 "2 in another region, 1 below the precision asked for"
             )
-            for bad in (
-                "x-atoll-min-precision: best\r\n",
-                "x-atoll-min-context: many\r\n",
-                "x-atoll-stability: rock\r\n",
-                "x-atoll-providers: a,,b\r\n",
-                "x-atoll-regions:\r\n",
-            ):
-                reply = await fabric.chat(bad)
-                assert reply.status == 400, bad
-                assert shown(reply)["error"]["param"] == bad.partition(":")[0]
+            reply = await fabric.chat("x-atoll-min-precision: best\r\n")
+            assert reply.status == 400
+            assert shown(reply)["error"]["param"] == "x-atoll-min-precision"
             page = (await fabric.bench.admin("/metrics")).body.decode()
             assert 'atoll_policy_refusals_total{reason="provider"} 1' in page
             assert 'atoll_fabric_members{state="serving"}' in page
@@ -242,6 +235,7 @@ def test_requests_wait_for_a_node_that_is_back_in_a_moment(tmp_path: Path) -> No
     run(go())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("common", [True, False], ids=["nodes die anyway", "only with it"])
 def test_nodes_that_vanish_before_a_token_cost_no_attempt(tmp_path: Path, common: bool) -> None:
     """Unless they do so only where one request is: then it is what they die of."""
@@ -317,6 +311,7 @@ def test_node_that_ends_starts_nothing_long_and_hands_over(tmp_path: Path) -> No
     run(go())
 
 
+@pytest.mark.slow
 def test_what_cannot_go_on_elsewhere_stays_on_a_node_that_ends(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path, handover_s=120.0) as fabric:
@@ -340,11 +335,11 @@ def test_conversations_stay_where_they_began(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path, policy="iwrr") as fabric:
             workers = [await fabric.worker(f"w{i}") for i in range(3)]
-            for number in range(6):
+            for number in range(4):
                 messages = [{"role": "user", "content": f"question {number}"}]
                 homes = set()
-                for turn in range(4):
-                    reply = await fabric.chat(messages=messages, max_tokens=12)
+                for turn in range(3):
+                    reply = await fabric.chat(messages=messages, max_tokens=2)
                     homes.add(reply.headers["x-atoll-node"])
                     messages += [
                         {"role": "assistant", "content": "an answer"},
@@ -353,11 +348,11 @@ def test_conversations_stay_where_they_began(tmp_path: Path) -> None:
                 assert len(homes) == 1
             assert sum(bool(w.engine.seen) for w in workers) > 1
             homes = set()
-            for number in range(6):
+            for number in range(4):
                 reply = await fabric.chat("x-atoll-session: abc\r\n", text=f"{number}")
                 homes.add(reply.headers["x-atoll-node"])
             assert len(homes) == 1
-            assert fabric.gateway.pool.decisions["affinity"] >= 6 * 3 + 5
+            assert fabric.gateway.pool.decisions["affinity"] >= 4 * 2 + 3
 
     run(go())
 
@@ -397,6 +392,8 @@ def test_services_that_are_no_models(tmp_path: Path) -> None:
 def test_straight_where_the_address_answers_else_through_the_tunnel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("atoll.runtime.federation.federation._LOOK_S", 0.05)
+
     async def go() -> None:
         async with site(tmp_path) as fabric:
             engine = ScriptedEngine(model="other")
@@ -404,12 +401,12 @@ def test_straight_where_the_address_answers_else_through_the_tunnel(
             worker = await fabric.worker("a", engine=engine, direct=engine.url)
             member = fabric.gateway.pool.members[worker.fabric.sid]
             upstreams = fabric.gateway.upstreams(member)
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(0.2)
             # The address is of this machine, which a node elsewhere cannot mean.
             assert upstreams.direct is None  # type: ignore[attr-defined]
             monkeypatch.setattr("atoll.runtime.federation.upstreams._elsewhere", lambda *_: True)
             monkeypatch.setattr("atoll.runtime.federation.federation._PROBE_AGAIN_S", 0.0)
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(0.2)
             # It answers, but not with the models of the node.
             assert upstreams.direct is None  # type: ignore[attr-defined]
             engine.model = "m"
@@ -433,15 +430,15 @@ def test_requests_wait_in_order_while_every_node_is_full(tmp_path: Path) -> None
             await fabric.worker("a", engine=engine, max_inflight=2)
             asked = [
                 asyncio.create_task(fabric.chat(text=f"{i}", stream=True, max_tokens=10))
-                for i in range(12)
+                for i in range(6)
             ]
             await until(lambda: fabric.gateway.queue.waiting)
             assert max(m.inflight for m in fabric.gateway.pool.members.values()) == 2
-            assert [r.status for r in await asyncio.gather(*asked)] == [200] * 12
+            assert [r.status for r in await asyncio.gather(*asked)] == [200] * 6
             assert not fabric.gateway.queue.waiting
         (tmp_path / "again").mkdir()
-        async with site(tmp_path / "again", queue_s=0.3, affinity=False) as fabric:
-            await fabric.worker("a", engine=ScriptedEngine(step_s=0.1), max_inflight=1)
+        async with site(tmp_path / "again", queue_s=0.2, affinity=False) as fabric:
+            await fabric.worker("a", engine=ScriptedEngine(step_s=0.03), max_inflight=1)
             first = asyncio.create_task(fabric.chat(stream=True, text=LONG, max_tokens=20))
             await until(lambda: fabric.bench.engines[0].running)
             reply = await fabric.chat()
@@ -453,6 +450,7 @@ def test_requests_wait_in_order_while_every_node_is_full(tmp_path: Path) -> None
     run(go())
 
 
+@pytest.mark.slow
 def test_what_runs_straight_leaves_a_node_whose_token_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,11 +485,11 @@ def test_load_that_others_cause_counts(tmp_path: Path) -> None:
                 await fabric.worker(f"w{i}", engine=ScriptedEngine(step_s=0.01)) for i in range(2)
             ]
             for _ in range(6):
-                await fabric.chat(max_tokens=20)
+                await fabric.chat(max_tokens=5)
             workers[0].fabric.say_load(Load(running=40, waiting=10))
             member = fabric.gateway.pool.members[workers[0].fabric.sid]
             await until(lambda: member.elsewhere == 50)
-            nodes = {(await fabric.chat()).headers["x-atoll-node"] for _ in range(4)}
+            nodes = {(await fabric.chat(max_tokens=5)).headers["x-atoll-node"] for _ in range(4)}
             assert nodes == {"w1/n1"}
 
     run(go())
