@@ -118,6 +118,7 @@ json.dump(found, sys.stdout)
 """
 
 
+@pytest.mark.slow
 def test_a_new_parameter_is_one_declaration() -> None:
     source = Path(request_parameters.__file__).read_text()
     place = source.index("    temperature: Annotated[")

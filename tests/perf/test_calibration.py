@@ -107,20 +107,13 @@ CASES: Mapping[OpClass, tuple[Points, OpConstants]] = {
 # Experts of other formats are fitted in the same way: what differs is how they are predicted, which
 # `test_experts_are_predicted_as_the_step_model_does` holds for each.
 ALIKE = (OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4)
-
-
-def but_slow(*ops: OpClass) -> pytest.MarkDecorator:
-    """Every class; these in the full run alone."""
-    return pytest.mark.parametrize(
-        "op",
-        [pytest.param(op, marks=[pytest.mark.slow] if op in ops else []) for op in CASES],
-        ids=lambda op: op.value,
-    )
-
-
-EVERY = but_slow(*ALIKE)
-# What fitting experts takes longest is told by the fit of exact times.
-ALL_BUT_EXPERTS = but_slow(OpClass.EXPERTS, *ALIKE)
+# And those of 16 bits have by far the most points.
+LARGE = (OpClass.EXPERTS, *ALIKE)
+EVERY = pytest.mark.parametrize(
+    "op",
+    [pytest.param(op, marks=[pytest.mark.slow] if op in LARGE else []) for op in CASES],
+    ids=lambda op: op.value,
+)
 
 
 def worst(found: OpConstants, op: OpClass) -> float:
@@ -145,7 +138,7 @@ def test_known_constants_are_recovered(op: OpClass) -> None:
     assert found.constants.t0_us == pytest.approx(truth.t0_us, rel=0.05)
 
 
-@ALL_BUT_EXPERTS
+@EVERY
 def test_the_error_is_the_spread_about_the_fit(op: OpClass) -> None:
     sizes, truth = CASES[op]
     rng = np.random.default_rng(3)
@@ -200,7 +193,7 @@ def test_a_cache_of_8_bits_is_fitted_on_top(op: OpClass, predictor: Callable[...
     assert replace(found.constants, kv8=1.0, kv8_t0=1.0) == first.constants
 
 
-@ALL_BUT_EXPERTS
+@EVERY
 def test_noise_and_outliers_do_not_rule(op: OpClass) -> None:
     sizes, truth = CASES[op]
     rng = np.random.default_rng(7)
