@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +57,13 @@ def wait_until(
         if time.monotonic() > until_s or any(p.poll() is not None for p in processes):
             raise RuntimeError(f"{what} did not start")
         time.sleep(0.02)
+
+
+def listens(port: int) -> bool:
+    """Whether somebody takes connections at a port of this machine."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
 
 
 def read_cpu_s(pids: Iterable[int]) -> float:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll.fabric.identity.authority import Authority, write_secret
+from atoll.runtime.http.listen_address import free_ports
+from benchmarks.process_cpu import read_cpu_s
 from benchmarks.report import ROOT, Figure, finish
 
 _START_S = 120.0
 _SEEN_S = 20.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 _STARTS_AT_ONCE = 4
 _PAUSE_S = 0.2
 _SPEAKS = 4
@@ -47,8 +47,7 @@ class Process:
         self.process.stdin.write(command.encode() + b"\n")
 
     def cpu_s(self) -> float:
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(stat[11]) + int(stat[12])) / _TICKS
+        return read_cpu_s([self.process.pid])
 
     def send(self, number: signal.Signals) -> float:
         now = time.time()
@@ -61,7 +60,7 @@ class Bench:
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder = folder
-        self.ports = [_free_port(), _free_port()]
+        self.ports = free_ports(2)
         self.authority = Authority.create(
             folder / "fabric", "bench", [f"127.0.0.1:{port}" for port in self.ports]
         )
@@ -355,13 +354,6 @@ async def _opened(port: int) -> float:
             return time.time()
         await asyncio.sleep(0.005)
     raise TimeoutError(f"nothing listens at port {port}")
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def main() -> None:

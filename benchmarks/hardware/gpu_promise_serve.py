@@ -3,7 +3,6 @@
     python -m benchmarks.gpu_promise_serve plan FOLDER              (anywhere: plans, arrivals)
     python -m benchmarks.gpu_promise_serve up CASE FOLDER OUT       (where the GPU is: `atoll up`)
     python -m benchmarks.gpu_promise_serve load CASE FOLDER OUT
-    python -m benchmarks.gpu_promise_serve steps CASE FOLDER OUT    (times of single steps)
     python -m benchmarks.gpu_promise_serve profile CASE FOLDER OUT  (`atoll profile --server`)
     python -m benchmarks.gpu_promise_serve down CASE FOLDER OUT
 
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import json
 import os
 import re
@@ -47,7 +45,6 @@ from benchmarks.hardware.gpu_promise_cases import (
     Case,
     write_model,
 )
-from benchmarks.hardware.gpu_step_times import StepTime, measure_steps
 from benchmarks.simulation.streaming import stream_answer
 
 COLUMNS = ("share", *Served._fields)
@@ -147,17 +144,6 @@ def _metrics(fleet: GpuFleet) -> dict[str, float]:
     return {found["name"]: value for name, value in counted if (found := _METRIC.fullmatch(name))}
 
 
-def steps(case: Case, folder: Path, out: Path) -> None:
-    """Measure the times of the server's steps, past the gateway."""
-    _warm_up(case, folder)
-    found = asyncio.run(measure_steps(_fleet(case, folder).engines()[0], SERVICE))
-    with (out / f"gpu_steps_{case.server}.csv").open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(StepTime._fields)
-        writer.writerows((*step[:-1], f"{step.ms:.3f}") for step in found)
-    print(case.server, *(f"{s.sequences}+{s.prompt}:{s.ms:.2f}" for s in found), flush=True)
-
-
 def profile(case: Case, folder: Path, out: Path) -> None:
     """Measure the server as a user would, and keep the overlay that this makes."""
     overlay = out / f"gpu_promise_profile_{case.server}.yaml"
@@ -174,7 +160,7 @@ def profile(case: Case, folder: Path, out: Path) -> None:
 def main() -> None:
     """Do what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("verb", choices=("plan", "up", "load", "steps", "profile", "down"))
+    parser.add_argument("verb", choices=("plan", "up", "load", "profile", "down"))
     parser.add_argument("case", nargs="?", choices=sorted(CASES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=Path())
@@ -189,7 +175,7 @@ def main() -> None:
     if given.verb == "down":
         _fleet(case, folder).down()
     else:
-        verbs = {"up": up, "load": load, "steps": steps, "profile": profile}
+        verbs = {"up": up, "load": load, "profile": profile}
         verbs[given.verb](case, folder, given.out)
 
 

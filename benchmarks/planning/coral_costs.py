@@ -10,8 +10,8 @@ cluster of 64 GPUs, which Helix uses whole, against what a plan rents of it.
 
 Layouts are free, as in the paper; keys that begin with `run_` are of layouts that an engine runs, for all
 methods: what of the saving can be had. `--quick` leaves those out, and scarcity in the core set-up. A full
-run keeps every plan's cost in `benchmarks/results/coral.csv` and draws `coral.svg`. What figure 13 asks, how
-far templates must reach, was measured once (docs/measurements.md).
+run keeps every plan's cost in `benchmarks/results/coral.csv`. What figure 13 asks, how far templates must
+reach, was measured once (docs/measurements.md).
 """
 
 from __future__ import annotations
@@ -353,71 +353,6 @@ def write(rows: list[Row], path: Path) -> None:
             writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in astuple(row)])
 
 
-BASELINES = {"homogeneous": "Homo", "cauchy": "Cauchy"}
-PAPER_COLOUR = "0.35"
-DRAWN = (
-    ("as published", "free", "{}-published", "tab:orange"),
-    ("one node a replica", "free", "{}-node", "tab:green"),
-    ("rows of equal nodes", "free", "{}", "tab:blue"),
-    ("rows, as engines run them", "engines", "{}", "tab:purple"),
-)
-OWN = (
-    ("Atoll", "free", "optimal", "0.6"),
-    ("Atoll, as engines run it", "engines", "optimal", "0.8"),
-)
-"""What a bar shows: label, layouts, method and colour."""
-
-
-def draw(rows: list[Row], path: Path) -> None:
-    """Draw what baselines cost over Atoll's plans, and what all of them serve where nodes are scarce."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("not drawn: matplotlib is not installed")
-        return
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "coral"
-    found = {(row.setup, row.layouts, row.method): row for row in rows}
-    plenty = list(dict.fromkeys(row.setup for row in rows if row.figure in ("7", "11")))
-    scarce_in = list(dict.fromkeys(row.setup for row in rows if row.figure.startswith("8")))
-    widths = {"width_ratios": [3, 2]}
-    picture, axes = plt.subplots(2, 2, figsize=(11, 6), gridspec_kw=widths, sharey="col")
-    for (left, right), (baseline, shown) in zip(axes, BASELINES.items(), strict=True):
-        told = [found[name, "free", baseline].paper or 0.0 for name in plenty]
-        left.bar(np.arange(len(plenty)) - 0.32, told, 0.15, color=PAPER_COLOUR, label="the paper")
-        for place, (label, layouts, method, colour) in enumerate(DRAWN):
-            of = method.format(baseline)
-            ratios = [
-                _over(found.get((n, layouts, of)), found[n, layouts, "optimal"]) for n in plenty
-            ]
-            at = np.arange(len(plenty)) + 0.16 * (place - 1)
-            left.bar(at, ratios, 0.15, color=colour, label=label)
-        left.axhline(1.0, color="black", linewidth=0.6)
-        left.set_title(f"{shown}: cost over Atoll's", fontsize=10)
-        for place, (label, layouts, method, colour) in enumerate((*OWN, *DRAWN[1:])):
-            shares = [found[n, layouts, method.format(baseline)].common for n in scarce_in]
-            at = np.arange(len(scarce_in)) + 0.16 * (place - 2)
-            right.bar(at, shares, 0.15, color=colour, label=label if place < len(OWN) else None)
-        right.set_title(f"{shown} and Atoll: share of every demand served", fontsize=10)
-        for axis, names in ((left, plenty), (right, scarce_in)):
-            apart = [name.replace("_", "\n").replace("-", "\n") for name in names]
-            axis.set_xticks(range(len(names)), apart)
-    axes[0][0].legend(fontsize=8)
-    axes[0][1].legend(fontsize=8, loc="center right")
-    picture.tight_layout()
-    picture.savefig(path, metadata={"Date": None})
-    plt.close(picture)
-
-
-def _over(row: Row | None, own: Row) -> float:
-    """Return how many times dearer a plan is than Atoll's, nothing where one does not meet demand."""
-    if row is None or row.usd_per_hour is None or own.usd_per_hour is None:
-        return 0.0
-    return row.usd_per_hour / own.usd_per_hour
-
-
 def main() -> None:
     """Compare all set-ups."""
     arguments = options(__doc__ or "")
@@ -442,7 +377,6 @@ def main() -> None:
         keep(measure_helix(prefix, change(helix_cluster()), catalog))
     if not arguments.quick:
         write(rows, KEPT)
-        draw(rows, KEPT.with_suffix(".svg"))
     finish(figures)
 
 

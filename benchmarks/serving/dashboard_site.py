@@ -16,7 +16,7 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process_cpu import list_children, read_cpu_s
+from benchmarks.process_cpu import list_children, read_cpu_s, stop
 from benchmarks.report import ROOT
 from benchmarks.serving.fake_engine import MODEL
 from benchmarks.serving.gateway_peers import engine
@@ -108,16 +108,15 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _start(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+def _start(folder: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Start a command of Atoll's; return it and what it says as JSON once it listens."""
-    with (folder / f"{arguments[0]}.log").open("w") as log:
+    with (folder / f"{arguments[0]}.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "atoll", *arguments],
             cwd=ROOT,
             env=_environment(folder),
             stdout=subprocess.PIPE,
             stderr=log,
-            text=True,
         )
     assert process.stdout is not None
     said = process.stdout.readline()
@@ -142,22 +141,11 @@ def open_site(folder: Path) -> Iterator[DashboardSite]:
         gateway, told = _start(
             folder, "gateway", "--config", str(config), "--db", database, "--port", "0", "--json"
         )
-        stack.callback(_stop, gateway)
+        stack.callback(stop, gateway)
         dashboard, page = _start(
             folder,
             "dashboard",
             *("--gateway", told["admin_socket"], "--fleet", str(FLEET), "--port", "0", "--json"),
         )
-        stack.callback(_stop, dashboard)
+        stack.callback(stop, dashboard)
         yield DashboardSite(page["url"], gateway.pid, dashboard.pid, folder)
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()

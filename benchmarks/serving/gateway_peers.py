@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.paths import cache_dir
+from atoll.runtime.http.listen_address import free_ports
+from benchmarks.process_cpu import list_children, read_schedule_s, stop
 from benchmarks.report import ROOT
 from benchmarks.serving.fake_engine import MODEL
 
@@ -38,38 +39,14 @@ class Proxy:
 
     def cpu_s(self) -> float:
         """CPU seconds of the process with its threads and children."""
-        return sum(_cpu_s(pid) for pid in _family(self.process.pid))
+        family = [self.process.pid]
+        for pid in family:
+            family += list_children(pid)
+        return read_schedule_s(family)[0]
 
     def stop(self) -> None:
         """End it."""
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def _family(pid: int) -> list[int]:
-    found = [pid]
-    for at in found:
-        for task in Path(f"/proc/{at}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def _cpu_s(pid: int) -> float:
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
-
-
-def _free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port: int = opened.getsockname()[1]
-        return port
+        stop(self.process)
 
 
 def _last(log: Path) -> str:
@@ -90,8 +67,7 @@ def _wait(name: str, port: int, process: subprocess.Popen[bytes], path: str, log
                 return Proxy(name, port, process)
         except OSError:
             time.sleep(0.1)
-    process.kill()
-    process.wait()
+    stop(process)
     raise UnavailableError(f"{name} did not listen within {_START_S:g} s")
 
 
@@ -105,14 +81,14 @@ def _start(command: list[str], folder: Path, **environment: str) -> subprocess.P
 
 def engine(folder: Path) -> Proxy:
     """Start the fake engine."""
-    port = _free_port()
+    port = free_ports(1)[0]
     command = [sys.executable, "-m", "benchmarks.fake_engine", "--port", str(port)]
     return _wait("direct", port, _start(command, folder), "/v1/models", folder / "log")
 
 
 def gateway(folder: Path, engine_port: int) -> Proxy:
     """Start Atoll's gateway."""
-    port = _free_port()
+    port = free_ports(1)[0]
     config = folder / "gateway.yaml"
     config.write_text(
         f"port: {port}\nbackends:\n"
@@ -145,7 +121,7 @@ http {{
 def nginx(folder: Path, engine_port: int) -> Proxy:
     """Start nginx as people set it up for streams: kept connections, no buffering, one worker."""
     binary = _nginx_binary()
-    port = _free_port()
+    port = free_ports(1)[0]
     config = folder / "nginx.conf"
     config.write_text(_NGINX.format(folder=folder, port=port, engine_port=engine_port))
     command = [binary, "-p", str(folder), "-c", str(config)]
@@ -192,7 +168,7 @@ def litellm_environment() -> Path:
 def litellm(folder: Path, engine_port: int) -> Proxy:
     """Start LiteLLM's proxy from an environment of its own."""
     program = litellm_environment() / "bin/litellm"
-    port = _free_port()
+    port = free_ports(1)[0]
     config = folder / "litellm.yaml"
     config.write_text(
         f"model_list:\n  - model_name: {MODEL}\n    litellm_params:\n"

@@ -19,14 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import uvloop
 
 from atoll.runtime.http.listen_address import free_ports
-from benchmarks.process_cpu import read_cpu_s
+from benchmarks.process_cpu import read_cpu_s, running, wait_until
 from benchmarks.report import ROOT, Figure, finish
 
 GATEWAYS = 4
@@ -297,22 +297,13 @@ def started_gateways(folder: Path, count: int, backend: str) -> Iterator[tuple[i
     with contextlib.ExitStack() as stack:
         started = []
         for number in range(count):
-            log = stack.enter_context((folder / f"log{number}").open("w"))
-            process = subprocess.Popen(command, cwd=ROOT, stderr=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            started.append(process.pid)
-        for number in range(count):
-            _wait(lambda n=number: "gateway.start" in (folder / f"log{n}").read_text())  # type: ignore[misc]
-        yield port, started
-
-
-def _wait(true: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + _WAIT_S
-    while not true():
-        if time.monotonic() > end_s:
-            raise RuntimeError("a gateway did not start")
-        time.sleep(0.1)
+            log = stack.enter_context((folder / f"log{number}").open("wb"))
+            started.append(stack.enter_context(running(command, log=log, cwd=ROOT)))
+        logs = [folder / f"log{number}" for number in range(count)]
+        wait_until(
+            lambda: all("gateway.start" in log.read_text() for log in logs), _WAIT_S, "a gateway"
+        )
+        yield port, [process.pid for process in started]
 
 
 def _memory_kb(pids: list[int]) -> float:

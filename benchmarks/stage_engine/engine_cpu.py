@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.process_cpu import read_cpu_s, running, wait_until
 from benchmarks.report import Figure, finish, options
 
 LAYERS = 30
@@ -41,12 +42,6 @@ def prompts(count: int, round_number: int) -> list[list[int]]:
     ]
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 @contextmanager
 def nodes(
     folder: Path, cuts: tuple[tuple[int, int], ...], more: Sequence[dict[str, Any]] = ()
@@ -55,8 +50,8 @@ def nodes(
 
     `more` is added to the configuration of each.
     """
-    with tempfile.TemporaryDirectory() as work:
-        started = []
+    with tempfile.TemporaryDirectory() as work, ExitStack() as stack:
+        started, ready = [], []
         for number, (start, end) in enumerate(cuts):
             config = {"name": f"n{number}", "model": str(folder), "start": start, "end": end}
             config |= {"ready_file": f"{work}/{number}.ready", "log_level": "WARNING"}
@@ -64,20 +59,11 @@ def nodes(
             path = Path(work, f"{number}.json")
             path.write_text(json.dumps(config))
             command = [sys.executable, "-m", "atoll.engine.node", "--config", str(path)]
-            started.append(subprocess.Popen(command))
-        try:
-            deadline = time.monotonic() + READY_S
-            ready = [Path(work, f"{number}.ready") for number in range(len(cuts))]
-            while not all(path.exists() for path in ready):
-                if time.monotonic() > deadline or any(p.poll() is not None for p in started):
-                    raise SystemExit("a node did not start")
-                time.sleep(0.05)
-            yield [json.loads(path.read_text()) for path in ready]
-        finally:
-            for process in started:
-                process.terminate()
-            for process in started:
-                process.wait(60)
+            started.append(stack.enter_context(running(command)))
+            ready.append(Path(work, f"{number}.ready"))
+        for path in ready:
+            wait_until(path.exists, READY_S, "a node", *started)
+        yield [json.loads(path.read_text()) for path in ready]
 
 
 Results = dict[str, dict[int, list[Any]]]
@@ -117,7 +103,7 @@ class Layout:
         return [event.token async for event in events if event.token is not None]
 
     def _used(self) -> float:
-        return time.process_time() + sum(map(cpu_seconds, self._pids))
+        return time.process_time() + read_cpu_s(self._pids)
 
 
 async def serve(

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from atoll.core.rng import stream
-from benchmarks.stage_engine.engine_cpu import LAYERS, cpu_seconds, nodes
+from benchmarks.process_cpu import read_cpu_s
+from benchmarks.stage_engine.engine_cpu import LAYERS, nodes
 
 if TYPE_CHECKING:
     from atoll.engine.scheduler import Scheduler
@@ -89,9 +90,9 @@ class Crowd:
 
         async def work() -> float:
             await asyncio.sleep(from_s - time.monotonic())
-            before_s = sum(map(cpu_seconds, self._pids))
+            before_s = read_cpu_s(self._pids)
             await asyncio.sleep(until_s - time.monotonic())
-            return sum(map(cpu_seconds, self._pids)) - before_s
+            return read_cpu_s(self._pids) - before_s
 
         clients = (client(number) for number in range(CLIENTS))
         measured = asyncio.create_task(work())
