@@ -29,18 +29,6 @@ def test_sources_are_public(name: str) -> None:
     assert NOT_PUBLIC.search(data_text(name)) is None
 
 
-@pytest.mark.parametrize("name", ["gpus.yaml", "links.yaml", "models.yaml"])
-def test_every_named_source_is_used(name: str) -> None:
-    text = data_text(name)
-    data = parse_yaml(text, path=name).data
-    assert isinstance(data, dict)
-    for key in data["sources"]:
-        uses = len(
-            re.findall(rf"(?<![\w-]){re.escape(key)}(?![\w-])", text.split("sources:", 1)[1])
-        )
-        assert uses > 1, key
-
-
 def test_every_file_is_described() -> None:
     readme = data_text("README.md")
     for entry in (files("atoll.catalog") / "data").iterdir():

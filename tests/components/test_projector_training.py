@@ -1,4 +1,4 @@
-"""What the projector is trained and marked on: pictures, questions, prompts, answers written out."""
+"""What the projector is trained and marked on (`tools/projector`): pictures, questions, prompts, answers."""
 
 from __future__ import annotations
 
