@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.performance import component_accuracy
 
 
-@pytest.mark.slow
 def test_components_of_cornserves_table_1_are_predicted_as_well_as_they_were() -> None:
     figures = {figure.name: figure.value or 0.0 for figure in component_accuracy.measure()}
     # What was found when this was written, and a little more.
