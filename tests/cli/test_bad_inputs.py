@@ -10,6 +10,7 @@ import json
 import re
 import socket
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ FLEETS: list[tuple[str, str, str]] = [
     ("ttft: 1200ms, ", "", "bad.yaml:2: services.chat.ttft: this field is required"),
     ("ttft: 1200ms", "ttft: fast", "bad.yaml:2: services.chat.ttft: cannot read 'fast' as a durat"),
     ("available: 8", "available: -1", "bad.yaml:6: pool.offers.0.available: input should be great"),
+    ("rate: 10/s", "rate: 10/s, attainment: 120%", "bad.yaml:2: services.chat.attainment: "),
+    ("rate: 10/s", "rate: 10/s, burstiness: -1", "bad.yaml:2: services.chat.burstiness: "),
+    ("max_nodes_per_instance: 3", "max_nodes_per_instance: 0", "bad.yaml:10: settings.max_nodes"),
     ("phi-4-14b", "phi-5", "bad.yaml:2: services.chat.model: unknown model"),
     ("pool:", "poool:", "bad.yaml:4: poool: there is no such field (fix: write 'pool')"),
     ("services:\n", "services: [\n", "bad.yaml:3: not valid YAML"),
@@ -219,6 +223,13 @@ FABRIC: list[tuple[str, int, str]] = [
 ]
 
 
+def skip_without(*packages: str) -> None:
+    """Skip where one of these is not installed; none is loaded, for refusals need none."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+
+
 @pytest.fixture
 def busy_port() -> Iterator[int]:
     """A port of this machine that somebody listens on."""
@@ -233,8 +244,7 @@ def busy_port() -> Iterator[int]:
 def test_serving(
     capsys: pytest.CaptureFixture[str], busy_port: int, command: str, code: int, said: str
 ) -> None:
-    for package in ("torch", "transformers", "zmq", "tokenizers", "httptools", "msgspec"):
-        pytest.importorskip(package, reason="needs the extras 'engine' and 'serve'")
+    skip_without("torch", "transformers", "zmq", "tokenizers", "httptools", "msgspec")
     assert said in refused(capsys, code, *command.replace("BUSY", str(busy_port)).split())
 
 
@@ -243,8 +253,7 @@ def test_serving(
 def test_fabrics(
     capsys: pytest.CaptureFixture[str], busy_port: int, command: str, code: int, said: str
 ) -> None:
-    for package in ("zenoh", "cryptography", "sqlalchemy", "alembic", "httptools", "torch"):
-        pytest.importorskip(package, reason="needs the extras 'fabric', 'accounts' and 'engine'")
+    skip_without("zenoh", "cryptography", "sqlalchemy", "alembic", "httptools", "torch")
     assert said in refused(capsys, code, *command.replace("BUSY", str(busy_port)).split())
 
 

@@ -150,18 +150,11 @@ def test_overlay(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("args", "code", "message"),
     [
         (["show", "H10"], 4, "did you mean H100"),
-        (["show", "qwen-image@fp8"], 3, "no llm"),
-        (["prices", "--gpu", "H10"], 4, "unknown gpu"),
-        (["prices", "--region", "mars"], 4, "unknown region"),
+        (["show", "n" * 5000], 4, "'nnn"),
         (["prices", "--region", ""], 4, "unknown region ''"),
         (["prices", "--region", "r" * 5000], 4, "unknown region 'rrr"),
-        (["prices", "--gpu", "g" * 5000], 4, "unknown gpu 'ggg"),
-        (["show", "n" * 5000], 4, "'nnn"),
-        (["show", "n" * 5000 + ":2"], 3, "is not a node type"),
-        (["show", "llama-3-70b@" + "v" * 5000 + "=3"], 3, "is no variant"),
         (["gpus", "--overlay", "o" * 5000], 3, "file name too long"),
         (["prices", "--count", "0"], 2, "count"),
-        (["gpus", "--overlay", "nowhere.yaml"], 3, "nowhere.yaml: cannot read the file"),
         (["nothing"], 2, "nothing"),
     ],
 )
@@ -173,13 +166,3 @@ def test_errors_are_one_line(capsys: Capture, args: list[str], code: int, messag
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     assert len(captured.err) < 600
-
-
-def test_overlay_errors_say_where(capsys: Capture, tmp_path: Path) -> None:
-    path = tmp_path / "o.yaml"
-    path.write_text("gpus:\n  L4:\n    memry: 24GB\n")
-    assert run(["catalog", "gpus", "--overlay", str(path)]) == 3
-    assert capsys.readouterr().err == (
-        f"error: {path}:3: gpus.L4.memry: there is no such field "
-        "(fix: write 'memory', as in 'memory: 12GB')\n"
-    )

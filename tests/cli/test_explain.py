@@ -69,7 +69,6 @@ def test_a_plan_explains_itself(capsys: Captured) -> None:
     assert "not used: $0.53/h would have to fall to" in out
     assert "chat/llm/decode" in out
     assert "meets all demand" not in out
-    assert out == run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml")
 
 
 def test_without_a_plan_one_is_made(capsys: Captured) -> None:
@@ -111,6 +110,7 @@ def test_a_shortage_comes_with_repairs(capsys: Captured) -> None:
     assert "+2 L40S:1" not in without
 
 
+@pytest.mark.slow
 def test_a_box_that_is_kept_whole_is_to_be_cut(capsys: Captured, folder: Path) -> None:
     (folder / "lab.yaml").write_text(LAB, encoding="utf-8")
     out = run(capsys, "explain", "--fleet", "lab.yaml")

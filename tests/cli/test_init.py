@@ -16,13 +16,10 @@ Captured = pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("path", "code", "said"),
     [
-        (LONG, 3, "cannot write: file name too long"),
         (f"{LONG}.yaml", 3, "cannot write: file name too long"),
-        ("b" * 300, 3, "cannot write: file name too long"),
         (f"{LONG}/fleet.yaml", 2, "the folder aaa"),
-        (f"{'deep/' * 2000}fleet.yaml", 2, "the folder deep"),
     ],
-    ids=["long", "long.yaml", "300", "long folder", "deep"],
+    ids=["long.yaml", "long folder"],
 )
 @pytest.mark.parametrize("force", [False, True])
 def test_a_path_too_long_is_refused_in_short(

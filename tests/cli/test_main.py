@@ -236,7 +236,13 @@ def test_importing_atoll_loads_nothing_heavy() -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "arguments",
-    [["--version"], ["--help"], ["doctor"], ["catalog", "models", "--json"]],
+    [
+        ["--version"],
+        *(
+            pytest.param(words, marks=pytest.mark.slow)
+            for words in (["--help"], ["doctor"], ["catalog", "models", "--json"])
+        ),
+    ],
     ids=" ".join,
 )
 def test_a_full_disk_behind_stdout_is_one_line(arguments: list[str]) -> None:
@@ -285,7 +291,14 @@ def test_other_errors_of_the_system_are_still_surprises(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes close differently elsewhere")
-@pytest.mark.parametrize("arguments", [["doctor", "--json"], ["doctor"], ["--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        pytest.param(["doctor"], marks=pytest.mark.slow),
+        pytest.param(["doctor", "--json"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # nobody will ever read

@@ -86,18 +86,10 @@ def test_nobody_has_it(fabric: FakeFabric, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out) == []
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (["--min-vram", "lots"], "--min-vram"),
-        (["--state", "servin"], "did you mean serving"),
-        (["--stability", "always"], "known: batch, reserved, spot, standard"),
-    ],
-)
-def test_slips_are_named(fabric: FakeFabric, capsys: Captured, asked: list[str], said: str) -> None:
-    assert cli.run(["nodes", *asked]) != 0
+def test_slips_are_named(fabric: FakeFabric, capsys: Captured) -> None:
+    assert cli.run(["nodes", "--state", "servin"]) != 0
     error = capsys.readouterr().err
-    assert said in error
+    assert "did you mean serving" in error
     assert error.count("\n") == 1
 
 
@@ -110,12 +102,6 @@ def test_no_hub_says_where_it_looked(
     monkeypatch.setattr(Fabric, "connect", unreachable)
     assert cli.run(["nodes"]) == 1
     assert capsys.readouterr().err == "error: no hub answers at 127.0.0.1:1\n"
-
-
-def test_no_fabric_named(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.delenv("ATOLL_FABRIC", raising=False)
-    assert cli.run(["nodes"]) == 2
-    assert "ATOLL_FABRIC" in capsys.readouterr().err
 
 
 def test_a_dashboard_elsewhere_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -161,12 +161,9 @@ def test_down_needs_yes_too(capsys: Captured) -> None:
         (("-o", "out"), "-o is for --dry-run"),
         (("--partition", "gpu"), "--on slurm"),
         (("--pretend", "--on", "skypilot"), "only the local target can pretend"),
-        (("--engine", "vlm"), "did you mean vllm?"),
         (("--device", "tpu"), "unknown device"),
         (("--gateway", "http://x"), "a gateway of which fabric?"),
         (("--stand-in", "--fabric", "open://127.0.0.1:1"), "leave --fabric out"),
-        (("--model", "chat="), "write chat=FOLDER"),
-        (("--target-file", "none.yaml"), "none.yaml"),
         (("--fleet", "lab.yaml"), "leave --fleet out"),
     ],
 )

@@ -155,6 +155,7 @@ def test_an_image_that_does_not_pull_is_said_and_leaves_nothing(
     assert "ImagePullBackOff" not in run(capsys, "status", "lab")
 
 
+@pytest.mark.slow
 def test_when_growing_fails_the_old_goes_on(api: LivelyApi, capsys: Captured) -> None:
     first = bring_up(capsys)
     write(4)
@@ -276,6 +277,7 @@ def test_a_broken_file_is_told_once_and_changes_nothing(
     assert set(rows(capsys, "lab")) == set(first)
 
 
+@pytest.mark.slow
 def test_a_second_controller_stands_by(
     api: LivelyApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

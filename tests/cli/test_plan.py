@@ -103,6 +103,7 @@ def test_the_fleet_file_is_not_written_over(folder: Path, capsys: Captured) -> N
     assert (folder / "fleet.yaml").read_text(encoding="utf-8") == FLEET
 
 
+@pytest.mark.slow
 def test_equal_input_gives_equal_plans(run: Run) -> None:
     printed, written = [], []
     for name in ("one.json", "two.json"):
@@ -275,6 +276,7 @@ pool: {offers: [{region: here, node_type: "L40S:1", available: 2, usd_per_hour: 
 """
 
 
+@pytest.mark.slow
 def test_a_class_that_breaks_promises_ends_with_code_5(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,8 +345,15 @@ def test_help_loads_nothing_heavy() -> None:
 # Tables
 
 
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("name", ["fleet", "short"])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("short", 80),
+        ("fleet", 120),
+        pytest.param("short", 120, marks=pytest.mark.slow),
+        pytest.param("fleet", 80, marks=pytest.mark.slow),
+    ],
+)
 def test_tables_fit_the_terminal(run: Run, name: str, width: int) -> None:
     run("plan", f"{name}.yaml", "--capacity-only", "-o", "plan.json")
     problem, plan = made(name)

@@ -201,16 +201,12 @@ def test_flags_are_checked_before_a_fleet_is_planned(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--policy", "best"], "unknown policy"),
         (["--batching", "huge"], "unknown batching"),
         (["--fail", "60s"], "INSTANCE/NODE"),
         (["--fail", "60s nobody"], "unknown machine of the plan"),
         (["--then", "60s"], "PLAN.json"),
-        (["--trace", "poisson:1/s lengths=10x10 n=5 model=x"], "unknown model of the workload"),
         (["--requests", "out.txt"], ".csv or .parquet"),
         (["--scheduling", "sometimes"], "unknown scheduling"),
-        (["--kv-cache-dtype", "fp7"], "did you mean fp8"),
-        (["--gpu-memory-utilization", "150%"], "share"),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "no room for 64 sequences"),
     ],
 )

@@ -104,6 +104,7 @@ def test_classes_executors_machines_and_plain_services_as_data(
     assert data["finished"] == data["tasks"]["finished"] + data["plain"]["finished"]
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_runs(
     files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,19 +160,3 @@ def test_diff(folder: Path, capsys: Captured) -> None:
     data = json.loads(capsys.readouterr().out)
     assert data["empty"] is False
     assert [s["id"] for s in data["stopped"]] == ["chat-prefill-0"]
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["validate", "nowhere.json"],
-        ["validate", "fleet.yaml"],
-        ["validate", "plan.json", "--fleet", "nowhere.yaml"],
-        ["diff", "plan.json", "nowhere.json"],
-    ],
-)
-def test_bad_files_are_one_line(folder: Path, capsys: Captured, args: list[str]) -> None:
-    assert cli.run(args) == 3
-    err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
