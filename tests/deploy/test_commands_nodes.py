@@ -247,7 +247,8 @@ time.sleep(600)
 """
 
 
-def test_followers_end_after_their_leader_though_all_are_told_at_once(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_processes_of_followers_end_after_that_of_their_leader(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
     processes = [
@@ -313,6 +314,35 @@ async def run_member(
 ) -> int:
     member = InstanceMember(FolderMeeting(folder, "i"), node, ("n0", "n1"), 600.0)
     return await member.run(words, address, 60.0)
+
+
+async def test_followers_end_after_their_leader_though_all_are_told_at_once(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    nodes = ("n1", "n0")
+    members = [
+        InstanceMember(FolderMeeting(tmp_path, "i"), node, nodes[::-1], 600.0) for node in nodes
+    ]
+    running = [
+        asyncio.create_task(
+            member.run(
+                (sys.executable, "-c", textwrap.dedent(NODE), node, str(log), "@host:n0"),
+                HERE,
+                60.0,
+            )
+        )
+        for node, member in zip(nodes, members, strict=True)
+    ]
+    async with asyncio.timeout(60):
+        while log.read_text().count("knows 127.0.0.1") < 2:
+            await asyncio.sleep(0.02)
+    for member in members:
+        member.stop()
+    assert await asyncio.gather(*running) == [0, 0]
+    assert log.read_text().splitlines()[2:] == ["n0 ended", "n1 ended"]
+    assert list((tmp_path / "i").iterdir()) == []
 
 
 async def came(path: Path) -> None:

@@ -6,6 +6,7 @@ A new deployer gets a row in `STAGES`: how to make one on a stand-in for its tar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,12 +80,31 @@ STAGES: dict[str, Callable[[Path], Staged]] = {
 }
 
 
-@pytest.fixture(params=STAGES)
-def staged(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Staged]:
-    deployer, order = STAGES[request.param](tmp_path)
+@contextmanager
+def on_stage(name: str, folder: Path) -> Iterator[Staged]:
+    deployer, order = STAGES[name](folder)
     yield deployer, order
     for each in deployer.list(order.labels.fleet):
         deployer.stop(each.handle, 2**31)
+
+
+@pytest.fixture(params=STAGES)
+def staged(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Staged]:
+    with on_stage(request.param, tmp_path) as made:
+        yield made
+
+
+# What starts daemons has tests of its own of how instances drain and stop.
+QUICK_FIRST = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in ("local", "joined") else [])
+    for name in STAGES
+]
+
+
+@pytest.fixture(params=QUICK_FIRST)
+def quick(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Staged]:
+    with on_stage(request.param, tmp_path) as made:
+        yield made
 
 
 def of_term(order: StartOrder, term: int) -> StartOrder:
@@ -114,8 +134,8 @@ def test_starting_twice_starts_one_that_carries_its_labels(staged: Staged) -> No
     assert isinstance(deployer.logs(started.handle, 5), str)
 
 
-def test_stopping_twice_leaves_nothing_and_raises_nothing(staged: Staged) -> None:
-    deployer, order = staged
+def test_stopping_twice_leaves_nothing_and_raises_nothing(quick: Staged) -> None:
+    deployer, order = quick
     started = deployer.start(order)
     deployer.stop(started.handle, order.labels.term)
     deployer.stop(started.handle, order.labels.term)
@@ -124,8 +144,8 @@ def test_stopping_twice_leaves_nothing_and_raises_nothing(staged: Staged) -> Non
     assert not living(deployer, order)
 
 
-def test_draining_twice_is_draining_once(staged: Staged) -> None:
-    deployer, order = staged
+def test_draining_twice_is_draining_once(quick: Staged) -> None:
+    deployer, order = quick
     started = deployer.start(order)
     deployer.drain(started.handle, order.labels.term)
     deployer.drain(started.handle, order.labels.term)

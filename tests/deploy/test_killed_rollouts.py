@@ -26,7 +26,8 @@ def run(folder: Path, replaced: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("replaced", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replaced", [1, 2])
 def test_whenever_the_controller_is_killed_nothing_is_lost_or_started_twice(
     tmp_path: Path, replaced: int
 ) -> None:

@@ -90,6 +90,11 @@ def test_an_instance_over_two_machines_is_one(machines: FakeMachines) -> None:
     assert nodes == {"gpu1": ("n0",), "gpu2": ("n1",)}
     wait(lambda: state_of(deployer).state == "ready")
     assert "== gpu1\n" in deployer.logs(started.handle)
+    # While one of its machines is away, it is not listed.
+    machines.away.add("gpu2")
+    assert deployer.list("lab") == ()
+    machines.away.clear()
+    assert state_of(deployer).state == "ready"
     # One part that ends has all of it failed.
     machines.hosts["gpu2"].answer(MachineRequest(verb="stop", handle=started.handle))
     assert state_of(deployer).state == "draining"
@@ -111,17 +116,6 @@ def test_of_two_parts_none_stays_where_the_other_is_refused(machines: FakeMachin
         deployer.start(joined_order(types=("L4:1", "T4:1")))
     assert refused.value.kind == "capacity"
     assert not [each for each in deployer.list("lab") if each.state in ("starting", "ready")]
-
-
-def test_what_stands_on_a_machine_that_is_away_is_not_listed(machines: FakeMachines) -> None:
-    machines.add("gpu1", ("L4", 1))
-    machines.add("gpu2", ("T4", 1))
-    deployer = JoinedDeployer(machines)
-    deployer.start(joined_order(types=("L4:1", "T4:1")))
-    machines.away.add("gpu2")
-    assert deployer.list("lab") == ()
-    machines.away.clear()
-    assert state_of(deployer).state in ("starting", "ready")
 
 
 def test_a_machine_that_is_there_and_says_nothing_is_an_error(machines: FakeMachines) -> None:
@@ -152,6 +146,7 @@ def test_a_start_whose_answer_was_lost_is_not_made_twice(machines: FakeMachines)
     assert len(deployer.list("lab")) == 1
 
 
+@pytest.mark.slow
 def test_a_part_without_the_other_is_a_start_that_ended_halfway(machines: FakeMachines) -> None:
     machines.add("gpu1", ("L4", 1))
     machines.add("gpu2", ("T4", 1))
@@ -211,6 +206,7 @@ def test_weights_are_of_a_known_kind(source: str, good: bool) -> None:
         check_part(part, None)
 
 
+@pytest.mark.slow
 def test_weights_below_the_machines_own_folder_are_taken(tmp_path: Path) -> None:
     made = FakeMachines(tmp_path, models=str(tmp_path / "models"))
     (tmp_path / "models" / "m").mkdir(parents=True)

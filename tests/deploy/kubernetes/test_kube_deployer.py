@@ -137,6 +137,7 @@ def test_a_controller_that_dies_between_any_two_writes_is_finished_or_cleaned_up
 
 
 @given(st.integers(0, 7))
+@pytest.mark.slow
 def test_a_controller_that_dies_while_it_drains_leaves_no_orphan(writes: int) -> None:
     cluster = Cluster()
     handle = cluster.deployer.start(build_order(types=("L4:1", "T4:4"))).handle

@@ -65,6 +65,7 @@ def order(made: Instance, all_of_them: list[Instance], token: Path) -> StartOrde
     return StartOrder(made, labels, commands)
 
 
+@pytest.mark.slow
 async def test_both_sides_start_and_the_gateway_pairs_them_as_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
