@@ -24,7 +24,7 @@ BASE_EXTRAS := plan,serve,fabric
 ENGINE_EXTRAS := engine,components
 DEMO_EXTRAS := $(ENGINE_EXTRAS),$(BASE_EXTRAS)
 # The tools of developers come with the engine where both are asked for: each run of pip looks at every package anew.
-test test-changed test-full test-real bench screenshots lint: DEV_EXTRA := ,dev
+test test-changed test-full test-real bench bench-quick screenshots lint: DEV_EXTRA := ,dev
 
 # Pip is quiet when it succeeds and shows all it said when it fails. It compiles nothing: Python does so for what
 # it imports, a fifth of the files, and the rest would take 250 MB.
@@ -84,13 +84,15 @@ test-real: $(VENV)/engine $(VENV)/dev ## Of these only the tests with real engin
 	@$(BIN)/python tools/check.py --real
 
 .PHONY: bench
-bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about three hours)
+bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about three hours); goes on where one fails
 	@$(try_aic)
 	@$(try_reference)
-	@for name in startup first_run perf_accuracy servers mi300x error_bars perf_speed roofline h200_fidelity gpu_promise gpu_engine gpu_start h200_energy h200_components_fidelity templates template_sensitivity planner_truth promise_truth survive determinism allocation runnable coral_costs coral_differences \
-		flow workload_speed sim_speed helix_figures helix_judge sustained gateway attacks engine_cpu chaos chaos_fleet sim_vs_real promises pacing \
-		fabric registry_scale tunnel churn operate rollout crash_points target_faults component_accuracy gpu_any gpu_any_vllm any_fleet cells cells_sim tasks speech tasks_chaos choice choice_tables fast_plan cp_placement robust_plan dashboard client_suites router_policies long_work starved scale; do \
-		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
+	@$(BIN)/python -m benchmarks
+
+.PHONY: bench-quick
+bench-quick: $(VENV)/engine $(VENV)/dev ## What fits into 20 minutes, small, and the rows of docs/benchmarks.md that it measures
+	@code=0; $(BIN)/python -m benchmarks --within 20 --keep || code=$$?; \
+		$(BIN)/python tools/docs_output.py --write docs/benchmarks.md; exit $$code
 
 .PHONY: screenshots
 screenshots: $(VENV)/engine $(VENV)/dev ## Pictures of the dashboard's pages, into docs/img (needs chromium)

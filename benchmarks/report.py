@@ -12,6 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 RESULTS = ROOT / "benchmarks" / "results"
 """Where measurements are kept."""
+MISSED, LEFT_OUT = "missed", "left_out"
+"""Keys of the last line: figures that missed their bars, and why others were not measured."""
+
+_left_out: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,13 @@ def options(description: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def leave_out(why: str) -> None:
+    """Say what is not measured, and why; the last line has it, too."""
+    if why not in _left_out:
+        print(f"left out: {why}", flush=True)
+        _left_out.append(why)
+
+
 def finish(figures: list[Figure], **more: object) -> None:
     """Print the figures against their bars and, as the last line, one JSON object."""
     print()
@@ -55,5 +66,10 @@ def finish(figures: list[Figure], **more: object) -> None:
         print(
             f"  {figure.name:32s} {value:>10s}  {bar:12s} {figure.verdict:9s} {figure.note}".rstrip()
         )
-    print(json.dumps({figure.name: figure.value for figure in figures} | more, allow_nan=False))
+    last = {figure.name: figure.value for figure in figures} | more
+    missed = [figure.name for figure in figures if figure.verdict == "MISSED"]
+    last |= {MISSED: missed} if missed else {}
+    last |= {LEFT_OUT: list(_left_out)} if _left_out else {}
+    print(json.dumps(last, allow_nan=False))
     sys.stdout.flush()
+    _left_out.clear()

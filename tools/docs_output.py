@@ -18,7 +18,8 @@ comment above a block says what the block is:
     <!-- after: docs/x.md -->         stands alone: the session of that page comes first
     <!-- file: fleet.yaml -->         the block is written to that file before the first command
     <!-- {key:.1f} s -->              ends a row of a table, behind the name of a benchmark: the cells before
-                                      have its figures and their date, as `benchmarks.record` kept them
+                                      have its figures, when and of which code they were measured, as
+                                      `python -m benchmarks --keep` kept them, and what `--quick` said since
     <!-- shown: REASON -->            recorded elsewhere (a cluster, a GPU): when, where, and what tests it
     9.0 <!-- figure: NAME {key} -->   in prose: the word before is a figure that a benchmark recorded
     12 <!-- figure: (\d+) GPUs -->    in prose: the word before is what the group finds in the page's blocks
@@ -43,6 +44,7 @@ from unittest.mock import patch
 
 if not __package__:  # run as a program: its folder is on the path, but not the repository
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from atoll.core.version import __version__
 from tools.docs_terminal import COLUMNS, ROOT, Terminal, mask, open_terminal
 
 _BLOCK = re.compile(
@@ -194,7 +196,7 @@ def _show(block: Block, terminal: Terminal) -> str:
 
 
 def _read_figures() -> dict[str, dict[str, Any]]:
-    """Return what `benchmarks.record` kept of each benchmark."""
+    """Return what `python -m benchmarks --keep` kept of each benchmark."""
     kept: dict[str, dict[str, Any]] = json.loads(_FIGURES.read_text("utf-8"))
     return kept
 
@@ -204,12 +206,23 @@ def _write_row(row: re.Match[str]) -> str:
     kept = _read_figures().get(row["name"])
     shown, when = "not recorded", "-"
     if kept is not None:
-        shown = row["form"].format(**kept["figures"])
-        command = f"benchmarks.{row['name']}"
-        recorded = kept["source"].startswith(command)
-        how = kept["source"][len(command) :] if recorded else "; not measured again since"
-        when = f"{kept['measured']}, {kept['version']}{how}"
+        shown, when = row["form"].format(**kept["figures"]), _say_when(kept, row["name"])
+        quick = kept.get("quick")
+        if quick is not None and quick["measured"] >= kept["measured"]:
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # it measured less
+                less = row["form"].format(**quick["figures"])
+                when += f"; {_say_when(quick, row['name'])}: {less}"
     return f"| {row['what']} | {shown} | {when} | {row['name']} <!-- {row['form']} --> |"
+
+
+def _say_when(kept: dict[str, Any], name: str) -> str:
+    """Return the day, version, commit and options of a run, and whether it is of older code."""
+    command = f"benchmarks.{name}"
+    commit = f" ({kept['commit']})" if kept.get("commit") else ""
+    when = f"{kept['measured']}, {kept['version']}{commit}"
+    if not kept["source"].startswith(command) or kept["version"] != __version__:
+        return f"{when}; not measured again since"
+    return when + kept["source"][len(command) :]
 
 
 def _write_figures(text: str) -> str:

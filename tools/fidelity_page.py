@@ -155,10 +155,10 @@ def error_bars() -> list[str]:
 
 def mi300x() -> list[str]:
     """Return how far off steps on MI300X are, by software stack."""
-    figures = recorded("mi300x")
-    new, old = (number(figures[f"vllm{name}_median"], 0) for name in ("010", "2024"))
-    apart = number(figures["stacks_apart"], 2)
-    newer, older = (f"{figures[f'vllm{name}_bias']:+.0f}" for name in ("010", "2024"))
+    figures = recorded("gpu_accuracy")
+    new, old = (number(figures[f"mi300x_{name}_median"], 0) for name in ("new", "old"))
+    apart = number(figures["mi300x_stacks_apart"], 2)
+    newer, older = (f"{figures[f'mi300x_{name}_bias']:+.0f}" for name in ("new", "old"))
     rows = [("vLLM 0.10.0 on ROCm 6.4.1", new, newer), ("vLLM of 2024", old, older)]
     return [
         "## MI300X, by software stack",
@@ -170,7 +170,7 @@ def mi300x() -> list[str]:
         "file. Its row is not held out. Without a version the newer stack is meant, and stated errors",
         "are those of proxies (25 % for each class of operators, 20 % for a whole server), which hold",
         "both stacks; a version makes them no narrower. No first tokens were published (`python -m",
-        "benchmarks.mi300x`).",
+        "benchmarks.gpu_accuracy`).",
         "",
         *table(("Stack", "TPOT", "bias"), rows),
         "",

@@ -44,8 +44,8 @@ def measure_exact(quick: bool) -> list[Figure]:
     checked, equal, error = check_exact(40 if quick else 300)
     print(f"Exact: {equal} of {checked} random programs as good as trying everything\n")
     return [
-        Figure("exact_checked", checked, note="bar: at least 300 in the full run"),
-        Figure("exact_equal", equal, note=f"bar: all; worst error {error:.2g}"),
+        Figure("exact_checked", checked, None if quick else 300, at_least=True),
+        Figure("exact_equal", equal, checked, f"worst error {error:.2g}", at_least=True),
         Figure("exact_different", checked - equal, 0),
     ]
 
@@ -188,9 +188,7 @@ def measure_figure2(catalog: Catalog) -> list[Figure]:
         f"{min(ratios):.2f} to {max(ratios):.2f}\n"
     )
     return [
-        Figure(
-            "figure2_winners_of_8", right, note="bar: at least 6; labels of the published script"
-        ),
+        Figure("figure2_winners_of_8", right, 6, "labels of the published script", at_least=True),
         Figure("figure2_ratio", spread, note="predicted over measured, geometric mean"),
     ]
 
@@ -300,7 +298,7 @@ def measure_savings(quick: bool) -> list[Figure]:
     print()
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     return [
-        Figure("hetero_saving", mean, note="best GPU type over mix, geometric mean; bar: above 1"),
+        Figure("hetero_saving", mean, 1, "best GPU type over mix, geometric mean", at_least=True),
         Figure("hetero_saving_min", min(ratios)),
         Figure("hetero_saving_max", max(ratios)),
     ]

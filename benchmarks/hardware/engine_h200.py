@@ -23,7 +23,7 @@ from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import ROOT, Figure, finish
+from benchmarks.report import ROOT, Figure, finish, leave_out
 
 CONTEXT = 1024
 BLOCK = 16
@@ -416,7 +416,8 @@ def main() -> None:
 
     names = ("decode_b64_share_of_bw", "cut2_b64_share_of_bw", "prefill_share_of_peak")
     if not torch.cuda.is_available():
-        finish([Figure(name, None) for name in names], reason="no GPU here")
+        leave_out("all: no GPU here")
+        finish([Figure(name, None) for name in names])
         return
     exact = exactness()
     print(f"  float32 tokens equal transformers': {exact}", flush=True)

@@ -29,7 +29,7 @@ from atoll.perf.constants import (
 )
 from atoll.perf.layers import ground_constants
 from benchmarks.performance.server_rows import ServerRow, read_rows, simulate_row
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import Figure, finish, leave_out, options
 
 DRAWS = 12
 COVERED = 0.9
@@ -119,7 +119,7 @@ def main() -> None:
     try:
         rows = read_rows()[:: 32 if arguments.quick else 8]
     except MissingDependencyError as error:
-        print(f"skipped: {error}")
+        leave_out(str(error))
         finish([Figure(name, None) for name in _KEYS])
         return
     tpot, ttft = draw(rows, Catalog.default())

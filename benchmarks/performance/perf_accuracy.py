@@ -26,7 +26,7 @@ from atoll.perf.calibration import Accuracy, accuracy, op_classes, predict
 from atoll.perf.constants import OpClass, default_constants
 from atoll.perf.measurements import Points, read_points
 from atoll.perf.step import analytic, step_seconds
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import Figure, finish, leave_out, options
 from research.fitting.layer_fit import LayerConditions, fit_all_reduce, fit_gpu, predict_layers
 
 DENSE = ("llama-3.1-8b", "qwen3-32b", "llama-3-70b")
@@ -280,9 +280,9 @@ def main() -> None:
         try:
             figures += helix(data, catalog)
         except MissingDependencyError as error:
-            print(f"skipped: published layers: {error}")
+            leave_out(f"published layers: {error}")
     else:
-        print(f"skipped: operators, all-reduce and layers: no folder {data}")
+        leave_out(f"operators, all-reduce and layers: no folder {data}")
     try:
         print("\nWhole dense steps against aiconfigurator-core (per cent)")
         dense = steps(catalog, dense_cases(arguments.quick), arguments.quick)
@@ -297,7 +297,7 @@ def main() -> None:
             Figure("moe_step_p95", moe["all"].p95),
         ]
     except AtollError as error:
-        print(f"skipped: whole steps: {error}")
+        leave_out(f"whole steps: {error}")
     names = {figure.name for figure in figures}
     keys = "gemm_median_max gemm_p95_max decode_attn_median_max prefill_attn_median_max "
     keys += "allreduce_median_max step_decode_median step_decode_p95 step_prefill_median "

@@ -24,7 +24,7 @@ from atoll.catalog import Catalog
 from atoll.core.errors import MissingDependencyError
 from benchmarks.performance.server_fit import ServedConstants, read_left_out
 from benchmarks.performance.server_rows import ServerRow, Times, read_rows, simulate_row
-from benchmarks.report import ROOT, Figure, finish, options
+from benchmarks.report import ROOT, Figure, finish, leave_out, options
 
 Compared = tuple[ServerRow, Times]
 _EVERY = 8
@@ -143,7 +143,7 @@ def main() -> None:
     try:
         rows, spread = read_rows(), read_rows(spread=True)
     except MissingDependencyError as error:
-        print(f"skipped: {error}")
+        leave_out(str(error))
         finish([Figure(f"{name}_left_out", None, bar) for name, bar in BARS.items()])
         return
     rows, catalog = rows[:: _EVERY if arguments.quick else 1], Catalog.default()

@@ -29,9 +29,15 @@ from benchmarks.placement.helix_runs import (
     offline_kept,
     online,
 )
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import Figure, finish, leave_out, options
 
 B70, B30 = "LLaMA-2-70B", "LLaMA-1-30B"
+KEYS = tuple(
+    f"atoll_vs_helix_{cluster}_{when}"
+    for cluster in ("single24", "geo24", "cluster42")
+    for when in ("offline", "online")
+)
+"""What is there in any case, the ratios of the paper beside it."""
 ROUTERS: tuple[Router, ...] = ("plain", "atoll")
 """Helix's scheduler on the plan's flows, and Atoll's router."""
 
@@ -224,7 +230,8 @@ def main() -> None:
     arguments = options(__doc__ or "")
     data: Path = arguments.data
     if not (data / "helix").is_dir():
-        finish([Figure("single24_offline_vs_swarm", None, note="no data of Helix here")])
+        leave_out("no data of Helix here")
+        finish([Figure(name, None) for name in KEYS])
         return
     figures: list[Figure] = []
     values: dict[str, float] = {}
@@ -375,8 +382,8 @@ def _atoll(case: Case, data: Path, values: dict[str, float], *, seconds: float) 
         if router == "atoll":
             # The names that earlier results have.
             figures += [
-                Figure(f"atoll_vs_helix_{case.name}_offline", ratio),
-                Figure(f"atoll_vs_helix_{case.name}_online", gained),
+                Figure(f"atoll_vs_helix_{case.name}_offline", ratio, 1, at_least=True),
+                Figure(f"atoll_vs_helix_{case.name}_online", gained, 1, at_least=True),
             ]
     return figures
 

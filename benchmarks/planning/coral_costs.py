@@ -3,7 +3,7 @@
 Every method gets the same problem, the same exact layouts and the same validator. Baselines are run as
 strong as their definition allows (replicas may be pipelines over several equal nodes), with single-node
 replicas, and in figures 7 and 11 as published: a replica is one tensor-parallel node, of Homo the one with
-the most throughput per dollar, as many as cover demand (docs/benchmarks.md goes from there step by step).
+the most throughput per dollar, as many as cover demand (docs/measurements.md goes from there step by step).
 Under scarcity (8 to 10) goodput is the mean share of demand served over all models, and beside it stands the
 share of every demand that is met, which is what the paper scales down to. Figure 12 is Helix's
 cluster of 64 GPUs, which Helix uses whole, against what a plan rents of it.

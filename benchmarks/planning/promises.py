@@ -125,7 +125,7 @@ def main() -> None:
         print(f"{line} {other.usd_per_hour:13.2f} {margin(case, look(case, other)):+12.2f}")
     finish(
         [
-            Figure("kept_share_min", min(worst), note="points over the target; bar: at least 0"),
+            Figure("kept_share_min", min(worst), 0.0, "points over the target", at_least=True),
             Figure("cost_over_bound_max", max(over)),
             Figure("cost_vs_headroom_max", max(times), 1.0),
             Figure("cpu_s_quickstart", seconds["quickstart"], 10.0),

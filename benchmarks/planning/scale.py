@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import DATA, Figure, finish
+from benchmarks.report import DATA, Figure, finish, leave_out
 
 Figures = dict[str, float | None]
 """The figures of a part by JSON key."""
@@ -91,7 +91,7 @@ def main() -> None:
         print(f"== {name}")
         found, why = measure(part, args)
         if why:
-            print(f"not run: {why}")
+            leave_out(why)
         bars = {bar.name: bar for bar in part.bars}
         for key, value in found.items():
             bar = bars.get(key, Bar(key, None))

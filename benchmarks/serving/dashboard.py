@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from atoll.telemetry.history import LEVELS, HistoryStore, MachineSums, ModelSums
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import Figure, finish, leave_out, options
 from benchmarks.serving.dashboard_site import FLEET, DashboardSite, Visitor, open_site
 
 if TYPE_CHECKING:
@@ -158,13 +158,13 @@ def measure_browser(site: DashboardSite, times: int) -> dict[str, float] | None:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        print("  the browser was not run: playwright is not installed")
+        leave_out("the browser: playwright is not installed")
         return None
     from tests.dashboard.browser.conftest import find_chromium
 
     path = find_chromium()
     if path is None:
-        print("  the browser was not run: no chromium here")
+        leave_out("the browser: no chromium here")
         return None
     first, figures, sizes = [], [], []
     with sync_playwright() as playwright:

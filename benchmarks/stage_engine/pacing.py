@@ -258,9 +258,9 @@ def report(
             Figure(
                 "sim_over_best_max", slowest.paced_s / slowest.best_s, None, slowest.layout.name
             ),
-            Figure("real_tpot_ratio_2stage", real, None, f"bar < 1: {_say(real < 1.0)}"),
+            Figure("real_tpot_ratio_2stage", real, 1.0),
             Figure("cpu_timed_tpot_ratio_2stage", cpu_timed, None, "in full runs"),
-            Figure("throughput_ratio_min", least, None, f"bar >= 0.99: {_say(least >= 0.99)}"),
+            Figure("throughput_ratio_min", least, 0.99, at_least=True),
             Figure("capacity_promise_err_max", furthest.promise_error, 2.0, furthest.layout.name),
         ],
         sim_throughput_ratio_min=simulated,
@@ -271,10 +271,6 @@ def report(
         real_throughput_ratio=engine["tokens_per_s"],
         real_tokens_per_cpu_s_ratio=engine["tokens_per_cpu_s"],
     )
-
-
-def _say(met: bool) -> str:
-    return "met" if met else "MISSED"
 
 
 if __name__ == "__main__":

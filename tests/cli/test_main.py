@@ -218,7 +218,7 @@ def loaded_by(script: str) -> set[str]:
 
 
 def test_help_loads_nothing_but_what_shows_help() -> None:
-    """What makes `atoll --help` answer at once; how soon that is, `benchmarks.startup` measures."""
+    """What makes `atoll --help` answer at once."""
     loaded = loaded_by(OUR_HELP)
     assert [name for name in loaded if name.partition(".")[0] in HEAVY] == []
     assert [verb.module for verb in cli.VERBS if verb.module in loaded] == []

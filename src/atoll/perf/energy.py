@@ -5,10 +5,9 @@
 The three were measured on an H200 by its energy counter: idle with an engine loaded and clocks up (127 W;
 79 W with nothing loaded), a byte by copies and products with one row (104 pJ; 118 on another H200), an
 operation by large products (0.81 pJ in 16 bits); not on steps of models, against which
-`benchmarks.h200_energy` (stacks of layers, and GPUs that work a share of the time) and
-`benchmarks.h200_fidelity` (whole steps of an engine) hold them. Other GPUs draw, idle and at full memory or
-arithmetic rate, the same shares of their own limit, which is a proxy. Only GPUs are counted: no CPUs, fans,
-power supplies or cooling.
+`benchmarks.gpu_accuracy` holds them (stacks of layers, GPUs that work a share of the time, and whole steps
+of an engine). Other GPUs draw, idle and at full memory or arithmetic rate, the same shares of their own
+limit, which is a proxy. Only GPUs are counted: no CPUs, fans, power supplies or cooling.
 """
 
 from __future__ import annotations
