@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -215,6 +216,7 @@ def bring_up() -> World:
     return world
 
 
+@pytest.mark.slow
 def test_a_controller_killed_between_any_two_actions_ends_the_same() -> None:
     world = bring_up()
     loop = Loop(world, recall(world.view()))

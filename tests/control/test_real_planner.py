@@ -34,6 +34,7 @@ def traffic(chat: float, mini: float) -> tuple[TrafficSeen, ...]:
     )
 
 
+@pytest.mark.slow
 def test_a_fleet_follows_its_demand_up_and_down_and_survives_a_restart() -> None:
     asked = problem()
     world = World(asked, tuple(asked.offers), traffic=traffic(10.0, 5.0))

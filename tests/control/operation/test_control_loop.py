@@ -327,7 +327,9 @@ def test_what_is_held_back_keeps_its_name_and_is_not_planned_for_every_turn(tmp_
     assert len([event for event in control.history.read() if event.kind == "plan"]) <= planned + 1
 
 
-@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize(
+    "after", [0, 2, 4, *(pytest.param(after, marks=pytest.mark.slow) for after in (1, 3, 5))]
+)
 def test_a_controller_that_is_killed_at_any_action_is_followed_by_another(
     tmp_path: Path, after: int
 ) -> None:

@@ -110,15 +110,14 @@ def test_classes_are_drawn_around_what_is_written() -> None:
     assert (drawn.take(60).classes["look"] == rows[:, : drawn.history + 60]).all()
 
 
-@pytest.fixture(scope="module")
-def day() -> list[OperationResult]:
-    given = setting(draw_demand(FLEET, 0.2, 3, history_days=2.0))
+def compared(days: float) -> list[OperationResult]:
+    given = setting(draw_demand(FLEET, days, 3, history_days=2.0))
     fleet = CalibratedFleet(FLEET, planner(), given.curves)
     return list(compare_operators(given, fleet, ("atoll", "static-mean", "reactive", "oracle")))
 
 
-def test_every_request_of_every_class_is_accounted_for(day: list[OperationResult]) -> None:
-    for one in day[:3]:
+def test_every_request_of_every_class_is_accounted_for() -> None:
+    for one in compared(0.04)[:3]:
         series = one.series
         assert series.kept + series.late + series.lost == pytest.approx(series.arrived)
         assert sum(k.arrived for k in one.classes) == pytest.approx(series.arrived[0])
@@ -126,8 +125,9 @@ def test_every_request_of_every_class_is_accounted_for(day: list[OperationResult
         assert {k.klass for k in one.classes} == {"text", "image+text"}
 
 
-def test_a_day_goes_as_it_should(day: list[OperationResult]) -> None:
-    atoll, mean, reactive, oracle = day
+@pytest.mark.slow
+def test_a_day_goes_as_it_should() -> None:
+    atoll, mean, reactive, oracle = compared(0.2)
     assert atoll.points_above_target >= -1.0
     assert atoll.usd <= 1.3 * oracle.usd
     assert oracle.usd < atoll.usd < reactive.usd
@@ -144,6 +144,7 @@ def shift(pictures: float) -> DemandSeries:
     return DemandSeries(("look",), rows.sum(axis=0, keepdims=True), history, {"look": rows})
 
 
+@pytest.mark.slow
 def test_a_mix_that_shifts_is_followed() -> None:
     given = setting(shift(0.78))
     plan = plan_static(given, planner(), lambda row: float(row[:50].mean()))

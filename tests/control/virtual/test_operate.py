@@ -38,15 +38,12 @@ def still(minutes: int = 240, chat: int = 2400, code: int = 1500) -> DemandSerie
     return DemandSeries(("chat", "code"), counts, history=1500)
 
 
-@pytest.fixture(scope="module")
-def day() -> list[OperationResult]:
-    return list(compare_operators(setting(1.0), fleet()))
-
-
-def test_every_request_and_every_dollar_is_accounted_for(day: list[OperationResult]) -> None:
-    demand = setting(1.0).demand
-    came = demand.counts[:, demand.history :]
-    for one in day:
+def test_every_request_and_every_dollar_is_accounted_for() -> None:
+    given = setting(0.1)
+    came = given.demand.counts[:, given.demand.history :]
+    found = list(compare_operators(given, fleet()))
+    assert tuple(one.name for one in found) == CONTENDERS
+    for one in found:
         series = one.series
         assert series.arrived == pytest.approx(came)
         assert series.kept + series.late + series.lost == pytest.approx(series.arrived)
@@ -55,9 +52,10 @@ def test_every_request_and_every_dollar_is_accounted_for(day: list[OperationResu
         assert 0.0 <= one.below_demand_s <= one.short_s
 
 
-def test_a_day_goes_as_it_should(day: list[OperationResult]) -> None:
+@pytest.mark.slow
+def test_a_day_goes_as_it_should() -> None:
+    day = list(compare_operators(setting(1.0), fleet()))
     by_name = {one.name: one for one in day}
-    assert tuple(by_name) == CONTENDERS
     atoll = by_name["atoll"]
     assert atoll.points_above_target >= -1.0
     assert atoll.below_demand_s == 0.0
@@ -72,7 +70,7 @@ def test_a_day_goes_as_it_should(day: list[OperationResult]) -> None:
 
 def test_the_same_seed_gives_the_same_bits() -> None:
     def run(seed: int) -> OperationResult:
-        given = setting(0.2, seed=seed, machines=WorldSettings(failures_per_h=0.05))
+        given = setting(0.05, seed=seed, machines=WorldSettings(failures_per_h=0.05))
         return operate(given, AtollOperator(given.problem, planner()))
 
     one, again, other = run(3), run(3), run(4)
@@ -132,6 +130,7 @@ def test_the_autoscaler_goes_up_at_once_and_down_after_its_window() -> None:
     assert count(1.0 * per_s, 900.0) == 2
 
 
+@pytest.mark.slow
 def test_rolling_beats_one_plan_where_demand_wanders() -> None:
     calm, wild = (
         compare_walk(problem(), planner(), sigma, trials=1, seed=2) for sigma in (1e-6, 0.05)
