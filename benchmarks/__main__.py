@@ -67,24 +67,24 @@ def run(name: str, options: Sequence[str], limit_s: float) -> Outcome:
     """Run a benchmark, and pass on what it prints."""
     command = [sys.executable, "-m", f"benchmarks.{name}", *options]
     before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    process = subprocess.Popen(
+    last = ""
+    with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    signal.signal(signal.SIGALRM, lambda *_: _end(process))
-    signal.alarm(int(limit_s))
-    try:
-        last = ""
-        for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
-            last = line
-        code = process.wait()
-    except BaseException:
-        _end(process)
-        raise
-    finally:
-        signal.alarm(0)
+    ) as process:
+        assert process.stdout is not None
+        signal.signal(signal.SIGALRM, lambda *_: _end(process))
+        signal.alarm(int(limit_s))
+        try:
+            for line in process.stdout:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+                last = line
+            code = process.wait()
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            signal.alarm(0)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     found = Outcome(name, time.monotonic() - began_s, cpu_s)
@@ -187,18 +187,15 @@ def write_table() -> str:
     for one in BENCHMARKS:
         quick, full = (seconds_of(one.name, kept, quick=small) for small in (True, False))
         seconds = f"{quick or one.quick_s:.0f}, {'-' if full is None else f'{full:.0f}'}"
-        entry = kept.get(one.name)
-        day = "-" if entry is None else max(entry, entry.get("quick", entry), key=_day)["measured"]
+        entry = kept.get(one.name, {})
+        runs = [run for run in (entry, entry.get("quick", {})) if "seconds" in run]
+        day = max((str(run["measured"]) for run in runs), default="-")
         keys = ", ".join(f"`{key}`" for key in one.keys.split())
         lines.append(
             f"| {one.folder} | {one.name} | {one.shows} | {keys} | {seconds} | {day} | {one.needs} |"
         )
     head, _, rest = README.read_text("utf-8").partition(BEGIN)
     return head + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
-
-
-def _day(entry: dict[str, Any]) -> str:
-    return str(entry["measured"])
 
 
 def main() -> int:
