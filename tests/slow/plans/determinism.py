@@ -201,13 +201,13 @@ def main() -> None:
     """Plan every fleet in every way."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer runs, under three minutes")
-    parser.add_argument("--fleet", help="only the fleet of this name")
+    parser.add_argument("--fleet", nargs="+", help="only the fleets of these names")
     arguments = parser.parse_args()
     different: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         planner = Planner(Path(name))
         for case in fleets():
-            if arguments.fleet not in (None, case.name):
+            if arguments.fleet and case.name not in arguments.fleet:
                 continue
             start = time.perf_counter()
             found = run_fleet(case, planner, quick=arguments.quick)
