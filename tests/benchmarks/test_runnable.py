@@ -12,17 +12,13 @@ from tools import own_parsers
 from tools.own_parsers import ReadCommand
 from tools.real_engines import UnavailableError
 
-FEW = (
-    "V100 machines alone",
-    "gpt-oss on A10G",
-    "phases apart asked for",
-    "MI300X boxes",
-    "a MacBook alone",
-    "a Mac Studio beside a 4090",
+LONG = ("V100 machines alone", "gpt-oss on A10G", "MI300X boxes")
+FEW = ("phases apart asked for", "a MacBook alone", "a Mac Studio beside a 4090")
+
+
+@pytest.mark.parametrize(
+    "name", [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 )
-
-
-@pytest.mark.parametrize("name", FEW)
 def test_every_instance_has_an_engine_a_command_and_room(name: str) -> None:
     found = look_at(parse_fleet(FLEETS[name]), Catalog.default())
     assert found.instances > 0
@@ -57,9 +53,3 @@ def test_what_an_engines_own_parser_does_not_take_is_counted(
     refused, skipped = ask_parsers(asked)
     assert [line.partition(":")[0] for line in refused] == ["e", "b", "c"]
     assert skipped == {"sglang": "1 commands: there is no driver here"}
-
-
-def test_all_fleets_can_be_read() -> None:
-    assert len(FLEETS) == 23
-    for text in FLEETS.values():
-        assert parse_fleet(text).settings.engines
