@@ -219,10 +219,10 @@ def _say_when(kept: dict[str, Any], name: str) -> str:
     """Return the day, version, commit and options of a run, and whether it is of older code."""
     command = f"benchmarks.{name}"
     commit = f" ({kept['commit']})" if kept.get("commit") else ""
-    when = f"{kept['measured']}, {kept['version']}{commit}"
-    if not kept["source"].startswith(command) or kept["version"] != __version__:
+    source, when = str(kept["source"]), f"{kept['measured']}, {kept['version']}{commit}"
+    if not source.startswith(command) or kept["version"] != __version__:
         return f"{when}; not measured again since"
-    return when + kept["source"][len(command) :]
+    return when + source[len(command) :]
 
 
 def _write_figures(text: str) -> str:

@@ -24,7 +24,7 @@ from atoll.perf.calibration import fit, op_classes
 from atoll.perf.components import batches
 from atoll.perf.components import kernels as operators
 from atoll.perf.components.kernels import Kernels
-from atoll.perf.constants import ConstantTable, OpClass, default_constants
+from atoll.perf.constants import ConstantTable, OpClass, OpConstants, default_constants
 from atoll.perf.measurements import read_points
 from atoll.workload.classes import ImageOutput, Images, RequestClass
 from benchmarks.report import RESULTS
@@ -76,12 +76,18 @@ class ChainRow:
 
 def read_chains() -> Iterator[ChainRow]:
     """Yield every measured point of a chain in a CUDA graph or run eagerly."""
-    numbers = ("batch", "tokens_per_item", "text_tokens", "layers")
     with (RESULTS / "h200_components.csv").open(newline="", encoding="utf-8") as stream:
         for row in csv.DictReader(stream):
             if row["mode"] in ("graph", "eager"):
-                sizes = (int(row[name]) for name in numbers)
-                yield ChainRow(row["chain"], row["mode"], *sizes, 1e-6 * float(row["median_us"]))
+                yield ChainRow(
+                    chain=row["chain"],
+                    mode=row["mode"],
+                    batch=int(row["batch"]),
+                    tokens=int(row["tokens_per_item"]),
+                    text=int(row["text_tokens"]),
+                    layers=int(row["layers"]),
+                    seconds=1e-6 * float(row["median_us"]),
+                )
 
 
 @cache
@@ -160,7 +166,7 @@ def with_own_attention() -> ConstantTable:
     """Return the constants that ship, attention fitted to the chains' kernel alone on such a card."""
     gpu = Catalog.default().gpu("H200")
     points = read_points(RESULTS / "h200_attention.csv").of(impl=ATTENTION)
-    found = {
+    found: dict[OpClass, OpConstants] = {
         op: fit(op, some, gpu, source="h200_attention.csv", hold_out=False).constants
         for op, some in op_classes(points)
         if op == OpClass.ATTENTION_PREFILL

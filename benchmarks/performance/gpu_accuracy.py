@@ -194,10 +194,14 @@ class ServedBatch:
 
 def read_batches() -> list[ServedBatch]:
     """Return the batches on MI300X."""
-    numbers = ("batch", "input_tokens", "output_tokens")
     return [
         ServedBatch(
-            row["stack"], row["model"], *(int(row[name]) for name in numbers), float(row["seconds"])
+            stack=row["stack"],
+            model=row["model"],
+            batch=int(row["batch"]),
+            input_tokens=int(row["input_tokens"]),
+            output_tokens=int(row["output_tokens"]),
+            seconds=float(row["seconds"]),
         )
         for row in rows("mi300x_latency.csv")
     ]

@@ -15,8 +15,12 @@ def story(members: int, seed: int) -> tuple[list[float | None], list[tuple[int, 
     Returns how long after each all agree, and what each member then sends and receives in an hour.
     """
     world = SiteWorld(hubs=2, gateways=0, by_site=False, seed=seed)
+
+    def begin(number: int) -> None:
+        world.start(f"n{number}", site="s")
+
     for number in range(members):
-        world.later(world.rng.uniform(0.0, 10.0), partial(world.start, f"n{number}", site="s"))
+        world.later(world.rng.uniform(0.0, 10.0), partial(begin, number))
     world.pass_time(10.0)
     times = [world.until(world.agreed)]
     world.start("late", site="s")

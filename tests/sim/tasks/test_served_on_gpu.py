@@ -46,7 +46,7 @@ Row = Mapping[str, str]
 def read(name: str) -> tuple[dict[str, Any], list[Row]]:
     """The notes of a run, and a row for each request that was answered; none failed."""
     with (RESULTS / f"{name}.csv").open() as stream:
-        rows = list(csv.DictReader(stream))
+        rows: list[Row] = list(csv.DictReader(stream))
     assert not any(row["error"] for row in rows)
     return json.loads((RESULTS / f"{name}.json").read_text()), rows
 
