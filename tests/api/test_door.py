@@ -184,9 +184,11 @@ def test_requests_as_a_frame(plan: FleetPlan) -> None:
     assert frame["slo_met"].all()
 
 
-def test_promises_are_kept(fleet: Fleet) -> None:
-    plan = fleet.plan(attainment=0.9, effort=FRESH)
+@pytest.mark.parametrize("error_bars", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_promises_are_kept(fleet: Fleet, error_bars: bool) -> None:
+    plan = fleet.plan(attainment=0.9, effort=FRESH, error_bars=error_bars)
     (promise,) = plan.promises
+    assert (promise.chance is not None) is error_bars
     assert promise.service == "chat"
     assert promise.target == 0.9 <= promise.kept
     assert promise.low <= promise.kept <= promise.high

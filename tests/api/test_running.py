@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 from atoll import Fleet, OperationOptions, PoolSpec, ServiceSpec
+from atoll.control.decision.decide import MakePlan
 from atoll.control.operation.fleet_change import FleetChange
 from atoll.control.operation.fleet_home import home_of
 from atoll.control.operation.options import OperationListener
 from atoll.control.operation.rollout import NotUpError
 from atoll.control.virtual import fluid_calibration as calibrate
+from atoll.solve.effort import Effort
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.registry import solve
 from tests.control.virtual import toys
 
 
@@ -68,7 +72,12 @@ def test_a_change_that_is_refused_is_not_made(fleet: Fleet) -> None:
     assert kept["name"] == "lab"
 
 
-def test_operating_once_asks_too(fleet: Fleet) -> None:
+def test_operating_once_asks_too(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_planner(deadline_s: float) -> MakePlan:
+        del deadline_s
+        return lambda asked: solve(asked, PlanRequest(effort=Effort(cached=False)))
+
+    monkeypatch.setattr("atoll.control.operation.live_operation.make_planner", make_planner)
     listener = Refusing()
     fleet.operate("local", options=OPTIONS, once=True, listener=listener)
     assert listener.asked[0].starts

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from atoll.core.roles import Role
-from atoll.planner.jobs import JobRunner
+from atoll.planner.jobs import JobMessage, JobRunner
 from atoll.planner.planner_api import ROUTES, PlannerApi
 from atoll.planner.planner_service import PlannerRoute, PlanningService
+from atoll.planner.worker import Job, NamedJob, Said, name_of
 from atoll.runtime.http.handlers import Answer, Response
 from atoll.runtime.http.http_request import Request
 from atoll.runtime.openai import ApiError
 
 
+class JobsHere(JobRunner):
+    """Does jobs in this process: a worker takes longer to load what plans than most jobs take."""
+
+    async def messages(self, job: NamedJob, arguments: Said) -> AsyncGenerator[JobMessage, None]:
+        module, _, name = name_of(job).partition(":")
+        work: Job = getattr(import_module(module), name)
+        told: list[Said] = []
+        # As it travels.
+        said = await asyncio.to_thread(work, json.loads(json.dumps(arguments)), told.append)
+        for each in told:
+            yield JobMessage("progress", json.loads(json.dumps(each)))
+        yield JobMessage("result", json.loads(json.dumps(said, allow_nan=False)))
+
+
 @contextlib.asynccontextmanager
-async def running(*routes: PlannerRoute, files: tuple[Path, ...] = ()) -> AsyncIterator[PlannerApi]:
-    service = PlanningService(files, jobs=JobRunner(2, modules=()))
+async def running(
+    *routes: PlannerRoute, files: tuple[Path, ...] = (), jobs: JobRunner | None = None
+) -> AsyncIterator[PlannerApi]:
+    service = PlanningService(files, jobs=jobs or JobRunner(2, modules=()))
     planner = PlannerApi(service, (*ROUTES, *routes))
     try:
         yield planner

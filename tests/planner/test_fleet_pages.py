@@ -22,7 +22,7 @@ from atoll.planner.planner_service import FleetWatch
 from atoll.planner.plans import describe_bind
 from atoll.solve.explain.plan_explanation import Constraint, Worth
 from tests.control.operation.test_control_loop import PROBLEM, plan
-from tests.planner.asking import ask, running
+from tests.planner.asking import JobsHere, ask, running
 
 FLEET = "name: small\nmodels: {}\n"
 
@@ -119,7 +119,7 @@ async def test_history_is_the_newest_last(tmp_path: Path, home: FleetHome) -> No
 async def test_the_plan_in_force_is_drawn_and_what_binds_it_comes_later(
     tmp_path: Path, home: FleetHome, made: Plan
 ) -> None:
-    async with running() as at:
+    async with running(jobs=JobsHere()) as at:
         path = "/atoll/v1/fleets/small/plan"
         _, said = await ask(at, "GET", path)
         assert said["plan"] is None

@@ -15,7 +15,7 @@ from atoll.planner.planner_api import PlannerApi
 from atoll.planner.planner_service import PlanningService
 from atoll.planner.questions import BEFOREHAND, WHATIF
 from atoll.planner.worker import NamedJob, Said
-from tests.planner.asking import ask, running
+from tests.planner.asking import JobsHere, ask, running
 from tests.planner.question_jobs import answer, work_on
 from tests.prove.test_quick_plan import SMALL
 
@@ -26,10 +26,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_a_file_is_turned_and_tried_with_a_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [JobsHere, pytest.param(JobRunner, marks=pytest.mark.slow)])
+async def test_a_file_is_turned_and_tried_with_a_trace(
+    tmp_path: Path, jobs: type[JobRunner]
+) -> None:
     file = tmp_path / "small.yaml"
     file.write_text(SMALL)
-    async with running(files=(file,)) as at:
+    async with running(files=(file,), jobs=jobs(2, modules=())) as at:
         status, dials = await ask(at, "GET", "/atoll/v1/fleets/small.yaml/dials")
         assert status == 200
         assert [service["name"] for service in dials["services"]] == ["chat", "titles"]

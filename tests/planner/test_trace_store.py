@@ -94,7 +94,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "many columns" else [])
+        for name in BAD
+    ],
+)
 def test_what_is_no_trace_is_refused_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     store = TraceStore(tmp_path / "t")
     with pytest.raises(AtollError) as caught:
