@@ -5,14 +5,12 @@ spot prices move, machines fail and are taken back; Atoll, an autoscaler and one
 same world, and an oracle says what no less can be paid. Figures are those of the worst draw. Then eight still
 hours in which one class's share is raised by 30 %:
 what a plan that stays keeps afterwards, what a controller keeps that sees rates alone, and what one that
-sees classes does. `--live`: the same for real, on this machine (`any_fleet_live`, where it is there).
+sees classes does. `--live`: the same for real, on this machine (`any_fleet_live`).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -58,7 +56,6 @@ SHIFT = 1.3
 """How many times its share of requests a class has from a moment on."""
 SHIFT_MINUTE, SHIFT_MINUTES = 120, 480
 """When that is, and for how long is looked at."""
-LIVE = "tests.slow.tasks.any_fleet_live"
 CALM = WorldSettings(failures_per_h=0.0, preemptions_per_h=0.0, failed_starts=0.0)
 FLEET = """
 services:
@@ -270,11 +267,10 @@ def run_week(quick: bool, days: float, seeds: Sequence[int]) -> list[Figure]:
 
 
 def run_live(quick: bool) -> list[Figure]:
-    """Return what changes of mix and kills do to clients on this machine; nothing where that part is not."""
-    if importlib.util.find_spec(LIVE) is None:
-        print(f"  {LIVE} is not here: nothing is run live")
-        return []
-    found = importlib.import_module(LIVE).run_live(quick)
+    """Return what changes of mix and kills do to clients on this machine."""
+    from tests.slow.tasks.any_fleet_live import run_live as run_fleet
+
+    found = run_fleet(quick)
     bars = {"errors": 0.0, "wrong_answers": 0.0, "leaked": 0.0}
     return [Figure(name, value, bars.get(name)) for name, value in found.items()]
 

@@ -7,7 +7,6 @@ summary. A quarter of the sites changes its load every five minutes.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import statistics
@@ -22,7 +21,6 @@ from atoll.fabric.identity.record_trust import sign_record
 from atoll.fabric.registry import sync
 from atoll.fabric.registry.records import Record, SessionState, SiteService
 from atoll.fabric.registry.sites import ALL, BUSY_EVERY_S, LOOK_S, SETTLED_S, SitedRegistry
-from benchmarks.report import Figure, finish
 from tests.fabric.registry.site_world import (
     HANDLE_S,
     LONGEST_LOOK_S,
@@ -289,25 +287,11 @@ _NOTES = {
 }
 
 
-def run(args: argparse.Namespace) -> dict[str, float | None]:
+def run(quick: bool) -> dict[str, float | None]:
     """Simulate; print the table and return the figures."""
-    members: int = getattr(args, "members", None) or (
-        2000 if getattr(args, "quick", False) else 10_000
-    )
-    figures = simulate(members)
+    figures = simulate(2000 if quick else 10_000)
     for name, value in figures.items():
         kind = name.partition("_")[2]
         shown = "never" if value is None else f"{value:10.3f}"
         print(f"  {name:32s} {shown}  {_NOTES.get(kind, '')}".rstrip())
     return figures
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="2,000 members")
-    parser.add_argument("--members", type=int, help="a multiple of 200; default 10,000")
-    finish([Figure(name, value) for name, value in run(parser.parse_args()).items()])
-
-
-if __name__ == "__main__":
-    main()

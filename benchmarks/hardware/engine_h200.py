@@ -335,22 +335,6 @@ def exactness() -> bool:
     return bool(tokens == wanted[0].tolist())
 
 
-def profile(stage: Any, batch: int) -> None:
-    """Print where the time of a decode step goes."""
-    import torch
-    from torch.profiler import ProfilerActivity
-
-    job = Job(stage, batch, CONTEXT)
-    tokens = [[token] for token in range(batch)]
-    job.step(tokens)
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        for _ in range(4):
-            job.step(tokens)
-        torch.cuda.synchronize()
-    table = seen.key_averages().table(sort_by="cuda_time_total", row_limit=14)
-    print("\n".join(line[:50] + line[-90:] for line in table.splitlines()))
-
-
 def whole(bandwidth: float, compute: float, batches: tuple[int, ...], blocks: int) -> list[Row]:
     """Measure the model in one process."""
     from atoll.engine.model_stage import StageModel
@@ -370,7 +354,6 @@ def whole(bandwidth: float, compute: float, batches: tuple[int, ...], blocks: in
         tokens = prompts * length
         limit = tokens * compute / prefill_operations(config, prompts, length)
         rows.append(row("prefill", "whole", prompts, length, tokens, seconds, "compute", limit))
-    profile(stage, 64)
     return rows
 
 

@@ -1,7 +1,7 @@
 """How far planning and serving scale: placement and renting, members of a fabric, streams of a gateway.
 
-Each part is a module with `run(args) -> dict[str, float | None]`, the figures by key, that prints its own
-table. A part that is not there, or cannot run here, is told with the reason and has null figures.
+Each part is a module with `run(quick) -> dict[str, float | None]`, the figures by key, that prints its own
+table.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import importlib
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.report import DATA, Figure, finish, leave_out
+from benchmarks.report import Figure, finish
 
 Figures = dict[str, float | None]
 """The figures of a part by JSON key."""
@@ -66,36 +65,23 @@ PARTS = {
 }
 
 
-def measure(part: Part, args: argparse.Namespace) -> tuple[Figures, str]:
-    """Return the figures of a part and, where it did not run, the reason."""
-    nothing: Figures = {bar.name: None for bar in part.bars}
-    try:
-        module = importlib.import_module(part.module)
-    except ModuleNotFoundError as error:
-        return nothing, f"{error.name} is not there"
-    run: Callable[[argparse.Namespace], Figures] = module.run
-    return nothing | run(args), ""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer cases, under three minutes")
     parser.add_argument(
         "--only", choices=PARTS, action="append", help="this part alone (repeatable)"
     )
-    parser.add_argument("--data", type=Path, default=DATA, help="folder with the public data")
     args = parser.parse_args()
     figures: list[Figure] = []
     for name in args.only or PARTS:
         part = PARTS[name]
         print(f"== {name}")
-        found, why = measure(part, args)
-        if why:
-            leave_out(why)
+        run: Callable[[bool], Figures] = importlib.import_module(part.module).run
+        found = {bar.name: None for bar in part.bars} | run(args.quick)
         bars = {bar.name: bar for bar in part.bars}
         for key, value in found.items():
             bar = bars.get(key, Bar(key, None))
-            figures.append(Figure(key, value, bar.bar, why, bar.at_least))
+            figures.append(Figure(key, value, bar.bar, at_least=bar.at_least))
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     finish(figures, peak_mb=round(peak_mb))
 

@@ -8,7 +8,6 @@ the largest of all goals, measured on the plan after the validator has passed it
 
 from __future__ import annotations
 
-import argparse
 import resource
 import subprocess
 import sys
@@ -88,11 +87,11 @@ def place(text: str, goal: Goal, *, promised: bool) -> tuple[float, float, float
     return value, bound, 100.0 * (1.0 - value / bound), cpu_s, memory_mb
 
 
-def run(args: argparse.Namespace) -> dict[str, float | None]:
-    """Return the figures of placement at scale by key; with `args.quick` without 10,000 machines."""
+def run(quick: bool) -> dict[str, float | None]:
+    """Return the figures of placement at scale by key; with `quick` without 10,000 machines."""
     figures: dict[str, float | None] = {}
     print("machines goal           tokens/s       bound    gap  CPU-s     MB")
-    for n in (200, 1000) if args.quick else (200, 1000, 10000):
+    for n in (200, 1000) if quick else (200, 1000, 10000):
         results = []
         for name, _, _ in GOALS:
             if name == SMALL and n > _MAX_SMALL:

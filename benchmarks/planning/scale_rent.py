@@ -14,7 +14,6 @@ same as an idle one.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 
@@ -30,7 +29,6 @@ from atoll.solve.templates.template_cache import TemplateCache
 from benchmarks.planning.allocation import gpu_memory
 from benchmarks.planning.allocation import run as measure
 from benchmarks.planning.coral import extended, many_regions
-from benchmarks.report import Figure, finish, options
 
 AVAILABLE = 64
 """Machines of each type in each region where there are plenty."""
@@ -39,13 +37,6 @@ STARVED = 0.6
 GAP = 0.02
 """Gap that is asked for: what is measured is the time to it."""
 DEADLINES_S = (10.0, 30.0)
-BARS = {
-    "rent200_gap": 2.0,
-    "rent200_cpu_s": 120.0,
-    "rent200_starved_gap": 2.0,
-    "rent200_starved_cpu_s": 120.0,
-    "rent200_deadline_overrun_s": 2.0,
-}
 
 MODELS = (
     "phi-4-14b",
@@ -177,9 +168,9 @@ def overrun(problem: Problem, catalog: Catalog) -> float:
     return max(0.0, latest)
 
 
-def run(args: argparse.Namespace) -> dict[str, float | None]:
+def run(quick: bool) -> dict[str, float | None]:
     """Plan with plenty, starved and against deadlines; return the figures by key."""
-    copies, regions, kinds = (5, 12, 40) if args.quick else (10, 30, 40)
+    copies, regions, kinds = (5, 12, 40) if quick else (10, 30, 40)
     problem, catalog = many(copies, regions, kinds, AVAILABLE), Catalog.default()
     cpu = time.process_time()
     library = libraries(problem, catalog, cache=TemplateCache())
@@ -198,13 +189,3 @@ def run(args: argparse.Namespace) -> dict[str, float | None]:
         "rent200_starved_cpu_s": short.cpu_s,
         "rent200_deadline_overrun_s": max(overrun(one, catalog) for one in (problem, starved)),
     }
-
-
-def main() -> None:
-    """Print the figures against their bars."""
-    found = run(options(__doc__ or ""))
-    finish([Figure(name, value, BARS[name]) for name, value in found.items()])
-
-
-if __name__ == "__main__":
-    main()

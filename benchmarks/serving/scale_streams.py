@@ -27,7 +27,7 @@ import uvloop
 
 from atoll.runtime.http.listen_address import free_ports
 from benchmarks.process_cpu import read_cpu_s, running, wait_until
-from benchmarks.report import ROOT, Figure, finish
+from benchmarks.report import ROOT
 
 GATEWAYS = 4
 IDLE, ACTIVE = 50_000, 5_000
@@ -398,12 +398,12 @@ _NOTES = {
 }
 
 
-def run(args: argparse.Namespace) -> dict[str, float | None]:
+def run(quick: bool) -> dict[str, float | None]:
     """Measure; print the table and return the figures."""
-    quick = bool(getattr(args, "quick", False))
-    idle = getattr(args, "idle", None) or (4000 if quick else IDLE)
-    active = getattr(args, "active", None) or (500 if quick else ACTIVE)
-    figures = measure(idle, active, 2 if quick else GATEWAYS, 5 if quick else TOKENS)
+    if quick:
+        figures = measure(idle=4000, active=500, gateways=2, tokens=5)
+    else:
+        figures = measure(IDLE, ACTIVE, GATEWAYS, TOKENS)
     for name, value in figures.items():
         shown = "        -" if value is None else f"{value:10.2f}"
         print(f"  {name:28s} {shown}  {_NOTES[name]}")
@@ -411,29 +411,19 @@ def run(args: argparse.Namespace) -> dict[str, float | None]:
 
 
 def main() -> None:
+    """Be the engine, or a client."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", nargs="?", choices=("engine", "idle", "active"))
-    parser.add_argument("--quick", action="store_true", help="4,000 idle, 500 active")
-    parser.add_argument("--idle", type=int)
-    parser.add_argument("--active", type=int)
+    parser.add_argument("role", choices=("engine", "idle", "active"))
     for name in ("--port", "--count", "--tokens"):
-        parser.add_argument(name, type=int, default=TOKENS, help=argparse.SUPPRESS)
-    parser.add_argument("--address", default="127.0.0.1", help=argparse.SUPPRESS)
+        parser.add_argument(name, type=int, default=TOKENS)
+    parser.add_argument("--address", default="127.0.0.1")
     given = parser.parse_args()
     if given.role == "engine":
         uvloop.run(serve_engine(given.tokens))
     elif given.role == "idle":
         uvloop.run(hold_idle(given.port, given.count, given.address))
-    elif given.role == "active":
-        uvloop.run(read_streams(given.port, given.count, given.address, given.tokens))
     else:
-        bars = {"streams_active": ACTIVE}
-        finish(
-            [
-                Figure(name, value, bars.get(name), at_least=name in bars)
-                for name, value in run(given).items()
-            ]
-        )
+        uvloop.run(read_streams(given.port, given.count, given.address, given.tokens))
 
 
 if __name__ == "__main__":
