@@ -67,6 +67,7 @@ def test_the_busiest_model_is_least_busy() -> None:
     assert even_levels(problem, plan.model_copy(update={"instances": ()})) is None
 
 
+@pytest.mark.slow
 def test_machines_for_capacity_keep_promises_at_equal_loads() -> None:
     problem = fleet()
     capacity = solve(problem)

@@ -347,6 +347,7 @@ def test_two_small_machines_are_not_passed_over_for_a_dear_one() -> None:
     assert plan.promises[0].is_kept
 
 
+@pytest.mark.slow
 def test_a_plan_whose_speech_waits_longer_and_longer_keeps_no_promise() -> None:
     """Found by `benchmarks.promise_truth`: two L4 for $1.75/h, the talker behind by minutes, were optimal."""
     problem = make_fleet(3)

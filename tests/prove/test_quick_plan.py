@@ -89,6 +89,7 @@ def test_the_fast_solver_says_what_is_kept_within_a_budget() -> None:
     assert not validate(found, poor)
 
 
+@pytest.mark.slow
 def test_the_fast_solver_sizes_what_is_served_beside_what_cannot_be() -> None:
     other = "  huge: {model: qwen3-32b, ttft: 50ms, tpot: 1ms, rate: 1/s, lengths: 512x128}\npool:"
     problem = read_sent(TIGHT.replace("RATE", "9").replace("pool:", other)).problem

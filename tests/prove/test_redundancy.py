@@ -8,9 +8,10 @@ from collections import Counter
 import pytest
 
 from atoll.core.ids import Phase
-from atoll.plan.plan import Plan
+from atoll.plan.plan import Instance, KeptPromise, Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import validate
+from atoll.prove.headroom import keep_quickly
 from atoll.prove.kept import look_at
 from atoll.prove.losses import SpotAbsence, spot_losses
 from atoll.prove.planning import plan as make_plan
@@ -60,6 +61,7 @@ def markets(plan: Plan) -> list[str]:
     return sorted(node.market for one in plan.instances for node in one.nodes)
 
 
+@pytest.mark.slow
 def test_a_second_spot_node_is_rented_for_the_one_that_is_lost() -> None:
     found = kept(TWO_SPOT)
 
@@ -75,12 +77,14 @@ def test_a_second_spot_node_is_rented_for_the_one_that_is_lost() -> None:
     assert again.is_kept
 
 
+@pytest.mark.slow
 def test_nodes_that_stay_are_rented_where_that_is_cheaper_than_two_that_go() -> None:
     found = kept(fleet(offer("spot", 0.7), offer("on-demand", 1.2)))
     assert markets(found) == ["on-demand"]
     assert found.promises[0].is_surely_kept
 
 
+@pytest.mark.slow
 def test_one_spot_node_will_do_that_is_back_soon() -> None:
     settings = TWO_SPOT.settings.model_copy(update={"startup_s": 15.0})
     found = kept(TWO_SPOT.replace(settings=settings))
@@ -89,14 +93,20 @@ def test_one_spot_node_will_do_that_is_back_soon() -> None:
     assert found.notes == ()
 
 
+ANNOUNCED = TWO_SPOT.replace(limits=TWO_SPOT.limits.model_copy(update={"spot_notice_s": 300.0}))
+"""Five minutes before a node goes the next one is ordered, which takes as long to start."""
+
+
+@pytest.mark.slow
 def test_one_spot_node_will_do_that_is_announced_in_time() -> None:
-    """Five minutes before it goes the next one is ordered, which takes as long to start."""
-    told = TWO_SPOT.limits.model_copy(update={"spot_notice_s": 300.0})
-    asked = TWO_SPOT.replace(limits=told)
-    found = kept(asked)
+    found = kept(ANNOUNCED)
     assert markets(found) == ["spot"]
     assert found.promises[0].is_surely_kept
-    late, soon = (spot_losses(found, one, 36_000.0, 1) for one in (TWO_SPOT, asked))
+
+
+def test_what_is_announced_is_replaced_before_it_goes() -> None:
+    found = plan_for(TWO_SPOT, FRESH, 60.0)
+    late, soon = (spot_losses(found, one, 36_000.0, 1) for one in (TWO_SPOT, ANNOUNCED))
     assert all(loss.drained_s is None for loss in late)
     assert min((loss.back_s or 0.0) - loss.time_s for loss in late if loss.time_s) > 250.0
     assert all(
@@ -106,6 +116,7 @@ def test_one_spot_node_will_do_that_is_announced_in_time() -> None:
     )
 
 
+@pytest.mark.slow
 def test_machines_are_lost_for_good_and_on_spot_at_random() -> None:
     """Two spot nodes keep promises with losses at random, and a third is there for one that goes for good."""
     both = TWO_SPOT.limits.model_copy(update={"survive": 1})
@@ -121,6 +132,7 @@ def test_machines_are_lost_for_good_and_on_spot_at_random() -> None:
     assert any("spot nodes that are lost" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_the_fast_solver_says_what_it_tried() -> None:
     request = PlanRequest(solver="fast", catalog=CATALOG, deadline_s=60.0, error_bars=False)
     asked = fleet(offer("spot", 0.7, 1), offer("on-demand", 1.2))
@@ -130,6 +142,27 @@ def test_the_fast_solver_says_what_it_tried() -> None:
     assert markets(found) == ["on-demand"]
     assert found.promises[0].is_kept
     assert "without spot were tried, and nothing between" in found.notes[-1]
+
+
+@pytest.mark.parametrize(("kept_on_spot", "taken"), [(0.96, "spot"), (0.94, "on-demand")])
+def test_the_fast_solver_takes_the_cheaper_plan_that_keeps_promises(
+    kept_on_spot: float, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def size(problem: Problem, request: PlanRequest) -> Plan:
+        found = plan_for(problem, FRESH, request.deadline_s)
+        share = kept_on_spot if markets(found) == ["spot"] else 1.0
+        shares = dict.fromkeys(("kept", "low", "high", "kept_ttft", "kept_tpot"), share)
+        promise = KeptPromise(service="chat", target=0.95, **shares)
+        return found.model_copy(update={"promises": (promise,), "capacity_bound": found.bound})
+
+    monkeypatch.setattr("atoll.prove.headroom._keep_with_headroom", size)
+    asked = fleet(offer("spot", 0.7), offer("on-demand", 1.2))
+    found = keep_quickly(asked, PlanRequest(deadline_s=60.0))
+    assert markets(found) == [taken]
+    assert "$0.70/h with headroom and $1.20/h without spot were tried" in found.notes[-1]
+    # What is proven without spot is not proven of all plans.
+    assert found.capacity_bound == pytest.approx(0.7)
+    assert validate(found, asked) == []
 
 
 def test_what_is_proven_with_headroom_is_not_said_of_all_plans() -> None:
@@ -168,26 +201,35 @@ def test_nothing_is_said_of_promises_where_no_time_was_left_for_losses(
     assert validate(found, TWO_SPOT) == []
 
 
-def test_what_can_be_kept_is_as_likely_as_that_enough_nodes_are_there() -> None:
-    limits = Limits(spot_loss_per_h=2.0)
-    busy = CHAT.model_copy(update={"rate_per_s": 20.0, "ttft_s": 1e-6})
-    problem = TWO_SPOT.replace(services=(busy,), limits=limits)
-    spot = plan_for(TWO_SPOT, FRESH, 60.0).instances[0]
-    away = SpotAbsence(problem).share(spot)
-    assert away == pytest.approx(1.0 / 7.0)
+BUSY = TWO_SPOT.replace(
+    services=(CHAT.model_copy(update={"rate_per_s": 20.0, "ttft_s": 1e-6}),),
+    limits=Limits(spot_loss_per_h=2.0),
+)
 
-    # Phases apart beside both together, each with what it carries of the demand; a tenth more is let pass.
-    shares = [(Phase.BOTH, 0.5), (Phase.PREFILL, 0.6), (Phase.DECODE, 0.4), (Phase.DECODE, 0.2)]
+
+def carrying(instance: Instance, *shares: tuple[Phase, float]) -> list[Instance]:
+    """Copies of an instance that carry shares of the demand, each on a machine of its own."""
     units = {Phase.BOTH: 1.0, Phase.PREFILL: 400.0, Phase.DECODE: 20.0}
-    instances = [
-        spot.model_copy(
+    return [
+        instance.model_copy(
             update={
+                "id": f"chat-{number}",
                 "role": f"chat/llm/{phase}",
+                # A tenth more is let pass.
                 "throughput_per_s": share * 20.0 * units[phase] / 1.1,
             }
         )
-        for phase, share in shares
+        for number, (phase, share) in enumerate(shares)
     ]
+
+
+def test_what_can_be_kept_is_as_likely_as_that_enough_nodes_are_there() -> None:
+    spot = plan_for(TWO_SPOT, FRESH, 60.0).instances[0]
+    away = SpotAbsence(BUSY).share(spot)
+    assert away == pytest.approx(1.0 / 7.0)
+
+    # Phases apart beside both together, each with what it carries of the demand.
+    shares = [(Phase.BOTH, 0.5), (Phase.PREFILL, 0.6), (Phase.DECODE, 0.4), (Phase.DECODE, 0.2)]
     expected = 0.0
     for here in itertools.product((False, True), repeat=len(shares)):
         there = dict.fromkeys(Phase, 0.0)
@@ -197,8 +239,21 @@ def test_what_can_be_kept_is_as_likely_as_that_enough_nodes_are_there() -> None:
             chance *= 1.0 - away if is_there else away
         left = there[Phase.BOTH] + min(there[Phase.PREFILL], there[Phase.DECODE])
         expected += chance * (left >= 1.0 - 1e-9)
-    found = Availability(problem).kept_at_most("chat", instances)
+    found = Availability(BUSY).kept_at_most("chat", carrying(spot, *shares))
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("unit", ["machines", "zones"])
+def test_what_can_be_kept_is_what_the_worst_loss_leaves(unit: str) -> None:
+    """Of two machines in two zones, of which either would do, one goes for good."""
+    limits = Limits.model_validate({"spot_loss_per_h": 2.0, "survive": {unit: 1}})
+    spot = plan_for(TWO_SPOT, FRESH, 60.0).instances[0]
+    one, other = carrying(spot, (Phase.BOTH, 1.0), (Phase.BOTH, 1.0))
+    both = (one, other.model_copy(update={"region": "z1"}))
+    left = Availability(BUSY).kept_at_most("chat", [one])
+    assert Availability(BUSY).kept_at_most("chat", both) > left
+    found = Availability(BUSY.replace(limits=limits)).kept_at_most("chat", both)
+    assert found == pytest.approx(left)
 
 
 def test_ladders_ask_for_each_type_of_gpu_on_spot_alone() -> None:

@@ -76,7 +76,11 @@ def said(found: Plan) -> list[str]:
 
 @pytest.mark.parametrize(
     ("model", "rate"),
-    [("qwen3-32b@int4", "3/min"), ("qwen3-32b@int4", "15/min"), ("qwen3-8b", "3/min")],
+    [
+        pytest.param("qwen3-32b@int4", "3/min", marks=pytest.mark.slow),
+        ("qwen3-32b@int4", "15/min"),
+        pytest.param("qwen3-8b", "3/min", marks=pytest.mark.slow),
+    ],
 )
 def test_a_model_that_one_machine_holds_is_not_cut_over_three(model: str, rate: str) -> None:
     text = HOME.replace("MODEL", model).replace("RATE", rate)
@@ -87,6 +91,7 @@ def test_a_model_that_one_machine_holds_is_not_cut_over_three(model: str, rate: 
         assert pieces_of(planned(text, 0.0, capacity=True)).hops > 0
 
 
+@pytest.mark.slow
 def test_a_model_that_one_machine_serves_is_not_cut_over_two() -> None:
     found = planned(LAB)
     assert kinds(found) == [["V100-32:1"]]

@@ -241,6 +241,7 @@ def test_an_instance_more_of_what_a_plan_has_on_every_market() -> None:
         assert validate(plan, problem, CATALOG) == []
 
 
+@pytest.mark.slow
 def test_a_second_spot_node_keeps_what_the_loss_of_one_would_break() -> None:
     plan = keep_promises(parse_fleet(LOST_SPOT), request())
     assert plan.usd_per_hour == pytest.approx(1.4)

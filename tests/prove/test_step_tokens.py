@@ -11,8 +11,10 @@ from atoll.engines.vllm import ENGINE as VLLM
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
+from atoll.prove import step_tokens
 from atoll.prove.kept import simulate_kept
 from atoll.prove.step_tokens import carry_less, fit_steps, with_step_tokens
+from atoll.solve.effort import Effort
 
 FLEET = """
 services:
@@ -22,6 +24,9 @@ cluster:
   links: [{between: ["*", "*"], bandwidth: 10Gbit/s, latency: 100us}]
 """
 OTHER_SEED = 7
+REQUESTS = 500
+QUICK = Effort(work=0.02)
+"""What is placed does not matter, only that it is in pipelines."""
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +39,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 @pytest.fixture(scope="module")
 def placed(fleet: Fleet) -> Plan:
     """Two pipelines of two slow machines, for capacity alone."""
-    made = fleet.plan(capacity_only=True, rank=False)
+    made = fleet.plan(effort=QUICK, capacity_only=True, rank=False)
     assert all(one.phase is Phase.BOTH and len(one.nodes) > 1 for one in made.instances)
     return made
 
 
 def kept(plan: Plan, problem: Problem, fleet: Fleet) -> float:
-    return simulate_kept(plan, problem, fleet.catalog, OTHER_SEED, requests=2000)["chat"].both
+    return simulate_kept(plan, problem, fleet.catalog, OTHER_SEED, requests=REQUESTS)["chat"].both
 
 
 def limited(problem: Problem, **limits: int) -> Problem:
@@ -50,7 +55,10 @@ def limited(problem: Problem, **limits: int) -> Problem:
     )
 
 
-def test_short_steps_keep_promises_that_long_ones_break(fleet: Fleet, placed: Plan) -> None:
+def test_short_steps_keep_promises_that_long_ones_break(
+    fleet: Fleet, placed: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_tokens, "_REQUESTS", REQUESTS)
     fitted = fit_steps(placed, fleet.problem, fleet.catalog)
     tokens = fitted.engines["chat"].max_num_batched_tokens
     assert tokens is not None
@@ -66,7 +74,7 @@ def test_flows_are_what_nodes_carry_in_short_steps() -> None:
         "input: 1500, output: 100", "input: 500, output: 400"
     )
     fleet = Fleet.read(text)
-    placed = fleet.plan(capacity_only=True, rank=False)
+    placed = fleet.plan(effort=QUICK, capacity_only=True, rank=False)
     short = with_step_tokens(placed, {"chat": 128})
     assert {v.rule for v in validate(short, fleet.problem, fleet.catalog)} == {"node-capacity"}
     lower = carry_less(short, fleet.problem, fleet.catalog)

@@ -29,6 +29,7 @@ def test_a_plan_with_plenty_is_sure_and_one_with_too_little_is_not(plan: Plan) -
     assert judge_certainty(plan, hard, CATALOG, draws=4).chance == {"chat": 0.0}
 
 
+@pytest.mark.slow
 def test_the_same_draws_every_time(plan: Plan) -> None:
     tight = PROBLEM.replace(services=(CHAT.model_copy(update={"attainment": 0.99}),))
     first = judge_certainty(plan, tight, CATALOG, draws=5)
