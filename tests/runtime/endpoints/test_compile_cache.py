@@ -120,22 +120,21 @@ def test_without_a_folder_or_anything_to_keep_commands_are_as_they_are(
     assert replace(LAUNCH, engine=engine).wrap(["a", "b"], "python3", folder) == ["a", "b"]
 
 
-def test_a_command_gets_caches_of_its_own_and_what_the_user_set_stays(tmp_path: Path) -> None:
+def test_a_command_gets_caches_of_its_own_and_what_the_user_has_stays(tmp_path: Path) -> None:
     seen = run(tmp_path / "kept", tmp_path, TRITON_CACHE_DIR="/mine")
     assert seen["TRITON_CACHE_DIR"] == "/mine"
+    assert "FLASHINFER_WORKSPACE_BASE" in seen
     root = Path(seen["VLLM_CACHE_ROOT"])
     assert root.is_dir()
     assert root.parent.name.endswith(LAUNCH.key)
     assert root.parent.name.startswith("vllm-unknown-")  # this Python has no vLLM
     for each in (root, root.parent, root.parent.parent):
         assert stat.S_IMODE(each.stat().st_mode) == 0o700
-    assert run(tmp_path / "kept", tmp_path)["VLLM_CACHE_ROOT"] == str(root)
-
-
-def test_kernels_that_were_brought_along_stay_at_home(tmp_path: Path) -> None:
-    assert "FLASHINFER_WORKSPACE_BASE" in run(tmp_path / "kept", tmp_path)
+    # Kernels that were brought along stay at home.
     (tmp_path / ".cache" / "flashinfer").mkdir(parents=True)
-    assert "FLASHINFER_WORKSPACE_BASE" not in run(tmp_path / "kept", tmp_path)
+    again = run(tmp_path / "kept", tmp_path)
+    assert again["VLLM_CACHE_ROOT"] == str(root)
+    assert "FLASHINFER_WORKSPACE_BASE" not in again
 
 
 def test_an_engine_starts_also_where_nothing_can_be_kept(tmp_path: Path) -> None:

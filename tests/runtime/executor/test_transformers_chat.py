@@ -21,6 +21,7 @@ from atoll.runtime.executor.transformers_chat import TransformersChat
 from tests.components.asking import ask
 from tests.components.checkpoints import FAMILIES, picture, write_checkpoint
 from tests.components.vl_answers import generate
+from tests.seeds import slow_except
 
 pytestmark = pytest.mark.engine
 LENGTH = 12
@@ -65,7 +66,7 @@ def seen(vision: TransformersVision, content: list[Any]) -> list[Any]:
     return [part if isinstance(part, str) else ask(vision, {"image": part})[0] for part in content]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_except(["qwen2_5_vl"], FAMILIES))
 def test_it_answers_as_the_whole_model(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, family)
     vision = TransformersVision.load(Setup(options={"model": str(tmp_path)}))

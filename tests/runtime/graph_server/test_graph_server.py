@@ -153,6 +153,7 @@ def test_the_process_finishes_a_stream_before_it_stops(pair: ExecutorFarm) -> No
         process.wait()
 
 
+@pytest.mark.slow
 async def test_executors_that_are_killed_are_not_noticed(farm: ExecutorFarm) -> None:
     parts = "chat voice encoder decoder"
     farm.start("all-0", parts, word_s=0.02)

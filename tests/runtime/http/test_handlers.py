@@ -280,6 +280,8 @@ def test_the_source_waits_for_a_client_that_does_not_read() -> None:
     ("raw", "status"),
     [
         (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n\r\n" + b"x" * 2000, 413),
         (
             b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nfa0\r\n"
             + b"x" * 4000,
@@ -287,7 +289,13 @@ def test_the_source_waits_for_a_client_that_does_not_read() -> None:
         ),
         (get("/", "x: " + "a" * 3000), 431),
         (get("/", *(f"x-{n}: 1" for n in range(200))), 431),
+        (get("/", "x: " + "a" * 40_000)[:-4], 431),
+        (get("/" + "a" * 40_000), 431),
         (b"nonsense\r\n\r\n", 400),
+        (get("/", "broken"), 400),
+        (get("/").replace(b"/", b"/\xff", 1), 400),
+        (get("/", "content-length: -1"), 400),
+        (get("/", "content-length: 5", "transfer-encoding: chunked"), 400),
         (get("/", "connection: upgrade", "upgrade: h2c"), 400),
         (get("/")[:-2], 408),
         (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nabc", 408),

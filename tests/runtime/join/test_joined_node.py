@@ -305,6 +305,7 @@ async def test_the_command_heeds_signals(tmp_path: Path) -> None:
         assert gone_within(pids)
 
 
+@pytest.mark.slow
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         process = joined(here.address, "--drain", "60s", tokens=2000)
@@ -325,6 +326,7 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         await until(lambda: here.seen() is None)
 
 
+@pytest.mark.slow
 async def test_kill_9_leaves_no_engine_and_masks_the_node(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         process = joined(here.address)

@@ -32,6 +32,7 @@ def test_there_is_a_script_for_every_engine() -> None:
     assert [path.stem for path in SCRIPTS] == ["atoll", "llamacpp", "sglang", "vllm"]
 
 
+@pytest.mark.slow
 async def test_a_job_joins_announces_its_end_and_leaves(tmp_path: Path) -> None:
     programs = fake_vllm(tmp_path)
     (programs / "atoll").write_text(f"#!/bin/sh\nexec {sys.executable} -m atoll $@\n")

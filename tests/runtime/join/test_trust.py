@@ -58,6 +58,7 @@ def serves(fabric: Fabric, model: str) -> bool:
     )
 
 
+@pytest.mark.slow
 async def test_a_token_is_enough_to_join_and_nobody_but_an_operator_assigns(tmp_path: Path) -> None:
     async with trusted(tmp_path) as (authority, operator):
         token = tmp_path / "worker.token"

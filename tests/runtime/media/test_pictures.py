@@ -102,6 +102,7 @@ def test_long_sides_are_shrunk(kind: str) -> None:
     assert abs(seen[4, 4].astype(int) - (250, 20, 20)).max() <= 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["RGBA", "I;16"])
 def test_a_large_picture_takes_little_more_than_itself(mode: str) -> None:
     """It is converted a few rows at a time: three copies of all of it were made."""

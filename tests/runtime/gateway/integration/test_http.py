@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,39 +121,9 @@ def test_bad_bodies(path: str, body: Any, status: int, param: str | None) -> Non
     ("raw", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nhost: x\r\nbroken\r\n\r\n", 400),
-        (
-            b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
-            400,
-        ),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", 400),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n\r\n", 413),
         (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: " + b"a" * 40_000 + b"\r\n\r\n", 431),
-        (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: " + b"a" * 40_000, 431),
-        (
-            b"GET / HTTP/1.1\r\nhost: x\r\n"
-            + b"".join(b"x%d: a\r\n" % i for i in range(200))
-            + b"\r\n",
-            431,
-        ),
-        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 431),
-        (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n",
-            413,
-        ),
-        (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n\r\n"
-            + b"a" * 2000,
-            413,
-        ),
-        (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n"
-            + b"a" * 2000
-            + b"\r\n0\r\n\r\n",
-            413,
-        ),
         (b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n", 404),
-        (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400),
         (b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", 405),
         (b"GET /tokenize HTTP/1.1\r\nhost: x\r\n\r\n", 405),
         (b"POST /v1/models HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n", 405),
@@ -161,6 +132,8 @@ def test_bad_bodies(path: str, body: Any, status: int, param: str | None) -> Non
     ],
 )
 def test_bad_requests(raw: bytes, status: int) -> None:
+    """What is wrong with a request for any server is listed with `HandlerServer`."""
+
     async def go(bench: Bench) -> None:
         reply = await bench.ask(raw)
         assert_error(reply, status)
@@ -169,37 +142,16 @@ def test_bad_requests(raw: bytes, status: int) -> None:
     with_bench(go, limits=GatewayLimits(body_bytes=1000))
 
 
-def test_large_body_in_pieces_is_refused_while_it_comes() -> None:
-    async def go(bench: Bench) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
-        writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-        )
-        for _ in range(60):
-            writer.write(b"400\r\n" + b"a" * 1024 + b"\r\n")
-            await asyncio.sleep(0.001)
-        assert_error(await read_reply(reader), 413)
-        assert bench.gateway.buffered == 0
-        writer.close()
-
-    with_bench(go, limits=GatewayLimits(body_bytes=1000))
-
-
-@pytest.mark.parametrize(
-    "part",
-    [b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"],
-    ids=["headers", "body"],
-)
-def test_slow_request_is_cut_off(part: bytes) -> None:
+def test_slow_request_is_cut_off() -> None:
     """A byte now and then keeps nothing alive."""
 
     async def go(bench: Bench) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
-        writer.write(part)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
 
         async def drip() -> None:
             while True:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
                 writer.write(b"a")
 
         dripping = asyncio.create_task(drip())
@@ -210,16 +162,7 @@ def test_slow_request_is_cut_off(part: bytes) -> None:
             while bench.gateway.connections:
                 await asyncio.sleep(0.05)
 
-    with_bench(go, deadlines=QUICK)
-
-
-def test_silent_connection_is_closed() -> None:
-    async def go(bench: Bench) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
-        assert await asyncio.wait_for(reader.read(), 60) == b""
-        writer.close()
-
-    with_bench(go, deadlines=QUICK)
+    with_bench(go, deadlines=replace(QUICK, body_s=0.2))
 
 
 def test_full_gateway_says_when_to_come_back() -> None:
@@ -271,23 +214,6 @@ def test_requests_may_follow_each_other_without_waiting() -> None:
         assert (await read_reply(reader)).status == 200
         assert await reader.read() == b""
         writer.close()
-
-    with_bench(go)
-
-
-def test_body_may_come_byte_by_byte_and_be_announced() -> None:
-    async def go(bench: Bench) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
-        body = json.dumps(chat()).encode()
-        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n" % CHAT.encode())
-        writer.write(b"content-length: %d\r\n\r\n" % len(body))
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        for byte in body:
-            writer.write(bytes([byte]))
-            await asyncio.sleep(0)
-        assert (await read_reply(reader)).status == 200
-        writer.close()
-        assert bench.gateway.buffered == 0
 
     with_bench(go)
 
