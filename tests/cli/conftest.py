@@ -1,14 +1,43 @@
-"""What tests of several verbs share: templates computed once, and figures that nobody draws."""
+"""What tests of several verbs share: commands, templates computed once, and figures that nobody draws."""
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import pytest
+
+from tests.cli import commands
+from tests.cli.commands import Atoll, Captured, Run
+
+
+@pytest.fixture
+def run(capsys: Captured) -> Run:
+    return partial(commands.run, capsys)
+
+
+@pytest.fixture
+def atoll(capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Atoll:
+    """Runs in an empty folder, with no wishes about colours."""
+    for name in ("ATOLL_CATALOG", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return partial(commands.call, capsys)
 
 
 @pytest.fixture(scope="session")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A cache of templates for all that plan the same small fleets; its files are named by their content."""
     return str(tmp_path_factory.mktemp("templates"))
+
+
+@pytest.fixture
+def planning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
+    """An empty current folder to plan in, with that cache."""
+    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
+    monkeypatch.setenv("ATOLL_CACHE", templates)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 
 from atoll.catalog import Catalog
 from atoll.catalog.overlay import apply_overlay
-from atoll.cli import main as cli
 from atoll.engines.table import ENGINES
 from atoll.perf.constants import OpClass, OpConstants, Tag, default_constants
 from atoll.workload.lengths import BUILT_IN
+from tests.cli.commands import run
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FITTED = [op for op in OpClass if op is not OpClass.ELEMENTWISE]
@@ -59,12 +59,6 @@ def rows(page: str, first: str) -> dict[str, list[str]]:
         name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         table[name] = cells
     return table
-
-
-def run(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    capsys.readouterr()
-    assert cli.run(list(args)) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
 
 
 def test_the_overlay_of_the_catalog_page_does_what_it_says(

@@ -14,7 +14,8 @@ from atoll.cli.join import JoinSettings
 from atoll.fabric.transport.fabric_settings import FabricSettings
 from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 from atoll.runtime.pool.policy import HEADERS
-from tests.cli.test_docs import block, rows, run, text
+from tests.cli.commands import run
+from tests.cli.test_docs import block, rows, text
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = "guides/federation.md"

@@ -15,6 +15,7 @@ from atoll.cli.plan_commands import write_commands
 from atoll.deploy.commands.executor_node import ExecutorOffer
 from atoll.plan.files.read import read_plan
 from atoll.runtime.graph_server.graph_config import GraphServerConfig
+from tests.cli.commands import Captured, run
 from tests.cli.graphs import SMALL
 
 MIXED = SMALL.replace(
@@ -28,26 +29,14 @@ pool:
   offers:
     - {region: east, node_type: L4:1, available: 6, usd_per_hour: 0.80}
 """
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
+def folder(planning: Path) -> Path:
     """Fleet files in the current folder."""
-    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", templates)
-    monkeypatch.chdir(tmp_path)
     Path("fleet.yaml").write_text(SMALL, encoding="utf-8")
     Path("mixed.yaml").write_text(MIXED, encoding="utf-8")
-    return tmp_path
-
-
-def run(capsys: Captured, *args: str) -> str:
-    capsys.readouterr()
-    code = cli.run(list(args))
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return captured.out
+    return planning
 
 
 def refused(capsys: Captured, *args: str) -> str:

@@ -9,6 +9,7 @@ from atoll.cli import main as cli
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.solve.explain.plan_explanation import Explanation
+from tests.cli.commands import Captured, run
 from tests.cli.fleets import FAILS, SHORT
 from tests.cli.fleets import FREE as FLEET
 
@@ -39,26 +40,14 @@ cluster:
   links:
     - {between: ["*", "*"], bandwidth: 10Gbit/s, latency: 100us}
 """
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
+def folder(planning: Path) -> Path:
     """Fleet files in the current folder."""
-    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", templates)
-    monkeypatch.chdir(tmp_path)
     for name, text in (("fleet", FLEET), ("short", SHORT), ("fails", FAILS)):
-        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
-    return tmp_path
-
-
-def run(capsys: Captured, *args: str) -> str:
-    capsys.readouterr()
-    code = cli.run(list(args))
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return captured.out
+        (planning / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return planning
 
 
 def test_a_plan_explains_itself(capsys: Captured) -> None:

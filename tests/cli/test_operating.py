@@ -29,8 +29,8 @@ from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
+from tests.cli.commands import Captured, run
 
-Captured = pytest.CaptureFixture[str]
 FLEET = """\
 name: lab
 services:
@@ -80,12 +80,6 @@ def refused(capsys: Captured, *args: str) -> tuple[int, str]:
     lines = [line for line in said.err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1, said.err
     return code, lines[0]
-
-
-def run(capsys: Captured, *args: str) -> str:
-    capsys.readouterr()
-    assert cli.run(list(args)) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
 
 
 def bring(name: str = "lab", *, up: bool = True, entrance: Entrance | None = None) -> FleetHome:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main as cli
-
-Captured = pytest.CaptureFixture[str]
+from tests.cli.commands import Captured, run
 
 FLEET = """\
 services:
@@ -25,19 +24,10 @@ GRID = "grid: {east: 500 g/kWh, west: 20 g/kWh, pue: 1.1}\n"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
-    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", templates)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "fleet.yaml").write_text(FLEET + GRID, encoding="utf-8")
-    (tmp_path / "dark.yaml").write_text(FLEET, encoding="utf-8")
-    return tmp_path
-
-
-def printed(capsys: Captured, *args: str) -> str:
-    capsys.readouterr()
-    assert cli.run(list(args)) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
+def folder(planning: Path) -> Path:
+    (planning / "fleet.yaml").write_text(FLEET + GRID, encoding="utf-8")
+    (planning / "dark.yaml").write_text(FLEET, encoding="utf-8")
+    return planning
 
 
 def refused(capsys: Captured, *args: str) -> str:
@@ -50,7 +40,7 @@ def refused(capsys: Captured, *args: str) -> str:
 
 def test_curves_as_json_and_as_a_page(capsys: Captured, folder: Path) -> None:
     data = json.loads(
-        printed(
+        run(
             capsys, "pareto", "fleet.yaml", "--against", "carbon", "--against", "energy",
             "--points", "3", "--report", "curves.html", "--json",
         )
@@ -65,13 +55,13 @@ def test_curves_as_json_and_as_a_page(capsys: Captured, folder: Path) -> None:
 
 
 def test_plans_count_what_is_asked(capsys: Captured) -> None:
-    plain = json.loads(printed(capsys, "plan", "dark.yaml", "--capacity-only", "--json"))["plan"]
+    plain = json.loads(run(capsys, "plan", "dark.yaml", "--capacity-only", "--json"))["plan"]
     assert "power" not in plain
-    cost = json.loads(printed(capsys, "plan", "fleet.yaml", "--capacity-only", "--json"))["plan"]
+    cost = json.loads(run(capsys, "plan", "fleet.yaml", "--capacity-only", "--json"))["plan"]
     assert cost["instances"] == plain["instances"]
     assert cost["power"]["weighted_usd_per_hour"] is None
     carbon = json.loads(
-        printed(
+        run(
             capsys, "plan", "fleet.yaml", "--capacity-only", "--objective", "carbon", "--json",
             "-o", "carbon.json",
         )
@@ -80,8 +70,8 @@ def test_plans_count_what_is_asked(capsys: Captured) -> None:
     assert carbon["power"]["kg_per_hour"] < 0.2 * cost["power"]["kg_per_hour"]
     assert carbon["power"]["cheapest_usd_per_hour"] == pytest.approx(cost["usd_per_hour"])
     # It is a plan for the fleet as its file has it.
-    assert "valid: " in printed(capsys, "validate", "carbon.json", "--fleet", "fleet.yaml")
-    text = printed(
+    assert "valid: " in run(capsys, "validate", "carbon.json", "--fleet", "fleet.yaml")
+    text = run(
         capsys, "plan", "fleet.yaml", "--capacity-only", "--energy-price", "$0.2/kWh",
         "--carbon-price", "$50/t",
     )  # fmt: skip

@@ -4,15 +4,12 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
 from atoll.catalog import Catalog
 from atoll.catalog.overlay import apply_overlay
-from atoll.cli import main as cli
 from atoll.perf import operators
 from atoll.perf.batch import Batch
 from atoll.perf.constants import (
@@ -23,56 +20,11 @@ from atoll.perf.constants import (
     default_constants,
 )
 from atoll.perf.step import analytic, step_seconds
+from tests.cli.commands import Atoll, Done, refused
 
 SMALL = "smollm2-135m"
 TRUE = {"e_f": 0.41, "e_b": 0.52, "t0_us": 6.0, "p": 2.0}
 """Constants that the synthetic matrix products are generated from; far from those of any GPU."""
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """What it printed, with NaN and infinities refused as JSON refuses them."""
-        return json.loads(self.out, parse_constant=pytest.fail)
-
-
-class Atoll(Protocol):
-    def __call__(self, *args: str | Path) -> Done: ...
-
-
-@pytest.fixture
-def atoll(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Atoll:
-    """Runs the real entry point in an empty folder."""
-    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str | Path) -> Done:
-        capsys.readouterr()
-        code = cli.run([str(arg) for arg in args])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return run
-
-
-def refused(done: Done, code: int, *said: str) -> None:
-    """The command failed with one line on stderr and nothing on stdout."""
-    assert done.code == code
-    assert done.out == ""
-    assert done.err.startswith("error: ")
-    assert done.err.count("\n") == 1
-    for words in said:
-        assert words in done.err
-    assert "bug in Atoll" not in done.err
 
 
 def written(folder: Path) -> set[str]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from atoll.catalog import Catalog
-from atoll.cli import main as cli
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.perf.step_curves import Picture, PlotLine
 from atoll.report.charts import draw_picture
 from atoll.workload.lengths import LengthMix, length_mix
+from tests.cli.commands import Atoll, refused
 
 SMALL = "smollm2-135m"
 LONG = "a" * 5000
@@ -30,50 +27,6 @@ CONFIG = {
     "vocab_size": 1000,
     "max_position_embeddings": 2048,
 }
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Atoll = Callable[..., Done]
-
-
-@pytest.fixture
-def atoll(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Atoll:
-    """Runs the real entry point in an empty folder, with no wishes about colours."""
-    for name in ("ATOLL_CATALOG", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> Done:
-        capsys.readouterr()
-        code = cli.run(args)
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return run
-
-
-def refused(done: Done, code: int, *said: str) -> None:
-    """The command failed with one short line on stderr and nothing on stdout."""
-    assert (done.code, done.out) == (code, "")
-    assert done.err.startswith("error: ")
-    assert done.err.count("\n") == 1
-    assert len(done.err) < 600
-    for words in said:
-        assert words in done.err
 
 
 # Names

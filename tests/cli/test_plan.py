@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -29,35 +28,16 @@ from atoll.report.plan.rented_tables import group_instances, wrap_layout
 from atoll.report.plan.show import draw_plan, render_plan_page
 from atoll.solve import registry
 from atoll.solve.comparison import Compared
+from tests.cli.commands import Captured, Run
 from tests.cli.fleets import FAILS, FLEET, SHORT
-
-Captured = pytest.CaptureFixture[str]
-Run = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
+def folder(planning: Path) -> Path:
     """Fleet files in the current folder."""
-    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", templates)
-    monkeypatch.chdir(tmp_path)
     for name, text in (("fleet", FLEET), ("short", SHORT), ("fails", FAILS)):
-        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
-    return tmp_path
-
-
-@pytest.fixture
-def run(capsys: Captured) -> Run:
-    """Runs a command that must succeed and returns what it printed on stdout."""
-
-    def act(*args: str) -> str:
-        capsys.readouterr()
-        code = cli.run(list(args))
-        captured = capsys.readouterr()
-        assert code == 0, captured.err
-        return captured.out
-
-    return act
+        (planning / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return planning
 
 
 def made(name: str) -> tuple[Problem, Plan]:

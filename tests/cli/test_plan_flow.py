@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,10 +21,8 @@ from atoll.report.plan.placement_svg import render_placement_svg
 from atoll.report.plan.show import render_plan_page
 from atoll.solve.comparison import Compared
 from atoll.solve.place.bottleneck import bottleneck, node_use
+from tests.cli.commands import Captured, Run
 from tests.plan.clusters import HELIX, instance, plan, problem
-
-Captured = pytest.CaptureFixture[str]
-Run = Callable[..., str]
 
 FLEET = """\
 services:
@@ -42,26 +39,9 @@ QUICK = ("--effort", "0.01")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
-    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", templates)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lab.yaml").write_text(FLEET, encoding="utf-8")
-    return tmp_path
-
-
-@pytest.fixture
-def run(capsys: Captured) -> Run:
-    """Runs a command that must succeed and returns what it printed on stdout."""
-
-    def act(*args: str) -> str:
-        capsys.readouterr()
-        code = cli.run(list(args))
-        captured = capsys.readouterr()
-        assert code == 0, captured.err
-        return captured.out
-
-    return act
+def folder(planning: Path) -> Path:
+    (planning / "lab.yaml").write_text(FLEET, encoding="utf-8")
+    return planning
 
 
 def failure(capsys: Captured, *args: str) -> tuple[int, str]:

@@ -9,28 +9,17 @@ import pytest
 from atoll.catalog.catalog import Catalog
 from atoll.cli import main as cli
 from atoll.solve.templates.spectrum import distribution, price_templates, widest_gap
+from tests.cli.commands import Captured, run
 
-Captured = pytest.CaptureFixture[str]
 SMALL = ("templates", "phi-4-14b", "--nodes", "L4:1,L40S:1,A10G:1", "--max-nodes", "3")
 MANY = ",".join(f"{gpu}:{count}" for gpu in ("L4", "L40S", "A10G") for count in range(1, 9))
 EAST = ("--regions", "aws/us-east-2")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) -> Path:
+def folder(planning: Path) -> Path:
     """A folder of its own."""
-    monkeypatch.delenv("ATOLL_CATALOG", raising=False)
-    monkeypatch.setenv("ATOLL_CACHE", templates)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def run(capsys: Captured, *args: str) -> str:
-    capsys.readouterr()
-    code = cli.run(list(args))
-    captured = capsys.readouterr()
-    assert code == 0, captured.err
-    return captured.out
+    return planning
 
 
 def test_templates_are_listed_and_drawn(capsys: Captured) -> None:

@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
-from atoll.cli import main as cli
 from atoll.workload.builtin import NAMES
 from atoll.workload.requests import Requests
 from atoll.workload.stats import Summary, summarise
+from tests.cli.commands import Atoll, refused
 
 BURSTGPT = (
     "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -26,45 +24,11 @@ BURSTGPT = (
 )
 
 
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out, parse_constant=pytest.fail)
-
-
-class Atoll(Protocol):
-    def __call__(self, *args: str | Path) -> Done: ...
-
-
 @pytest.fixture
-def atoll(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Atoll:
-    """Runs the real entry point in a folder that holds one trace."""
-    monkeypatch.chdir(tmp_path)
+def atoll(atoll: Atoll, tmp_path: Path) -> Atoll:
+    """Runs `atoll trace` in a folder that holds one trace."""
     (tmp_path / "b.csv").write_text(BURSTGPT)
-
-    def run(*args: str | Path) -> Done:
-        capsys.readouterr()
-        code = cli.run(["trace", *(str(arg) for arg in args)])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return run
-
-
-def refused(done: Done, code: int, *said: str) -> None:
-    assert (done.code, done.out) == (code, "")
-    assert done.err.startswith("error: ")
-    assert done.err.count("\n") == 1
-    for words in said:
-        assert words in done.err
-    assert "bug in Atoll" not in done.err
+    return partial(atoll, "trace")
 
 
 def test_list(atoll: Atoll) -> None:
