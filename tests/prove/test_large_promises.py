@@ -15,12 +15,14 @@ from atoll.prove import kept, place_promises
 from atoll.prove.equal_parts import equal_part
 from atoll.prove.kept import FRESH_SEED, is_large, simulate_kept
 from atoll.prove.planning import NOT_FOR_LARGE, plan
+from atoll.solve.effort import Effort
 from atoll.solve.place.place_service import FlowEffort
 from atoll.solve.place.place_solver import solve
 from atoll.solve.plan_request import PlanRequest
 from benchmarks.planning.scale_placement import fleet
 
 MACHINES = 104
+WORK = 0.05
 
 
 @cache
@@ -32,7 +34,7 @@ def asked(per_s: float = 2.0 * MACHINES) -> Problem:
 def largest() -> Plan:
     """The placement of the largest flow: two equal sites."""
     problem = asked()
-    return solve("flow.search", problem, problem.catalog(), FlowEffort(promise=True))
+    return solve("flow.search", problem, problem.catalog(), FlowEffort(promise=True, work=WORK))
 
 
 def test_equal_sites_are_one_site_with_half_of_the_demand() -> None:
@@ -88,7 +90,8 @@ def keeping_up_to(per_s: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, 
 
     monkeypatch.setattr(place_promises, "look_at", look_at)
     monkeypatch.setattr(place_promises, "fit_steps", lambda plan, *_: plan)
-    return plan(asked(), PlanRequest(deadline_s=math.inf)), looked
+    request = PlanRequest(effort=Effort(work=WORK), deadline_s=math.inf)
+    return plan(asked(), request), looked
 
 
 def test_too_much_demand_is_placed_for_the_largest_share_that_keeps_promises(

@@ -88,6 +88,7 @@ def test_more_asked_for_costs_no_less(plan: Plan) -> None:
     assert strict.promises[0].kept >= 0.999
 
 
+@pytest.mark.slow
 def test_bursts_cost_no_less(plan: Plan) -> None:
     bursty = kept(PROBLEM.replace(services=(CHAT.model_copy(update={"burstiness": 3.0}),)))
     assert bursty.usd_per_hour >= plan.usd_per_hour
@@ -224,7 +225,10 @@ def test_a_cluster_says_what_it_keeps_and_at_which_load(monkeypatch: pytest.Monk
     assert found.cause == "tokens come too slowly; would keep it at 56% of the demand"
 
 
-@pytest.mark.parametrize(("rate", "ttft_s", "tpot_s"), [(30.0, 1.0, 0.06), (55.0, 0.4, 0.04)])
+@pytest.mark.parametrize(
+    ("rate", "ttft_s", "tpot_s"),
+    [(30.0, 1.0, 0.06), pytest.param(55.0, 0.4, 0.04, marks=pytest.mark.slow)],
+)
 def test_no_smaller_number_of_replicas_keeps_the_promises(
     rate: float, ttft_s: float, tpot_s: float
 ) -> None:

@@ -27,10 +27,10 @@ SPOT = LIGHT.replace(
 def few() -> object:
     """Fewer scenarios and steps than usual."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(robust_plan, "_PLANNING", 64)
-        patch.setattr(robust_plan, "_JUDGED", 128)
-        patch.setattr(robust_plan, "_MAX_SIMULATED", 16)
-        patch.setattr(scenarios, "DRAWS", 16)
+        patch.setattr(robust_plan, "_PLANNING", 32)
+        patch.setattr(robust_plan, "_JUDGED", 64)
+        patch.setattr(robust_plan, "_MAX_SIMULATED", 8)
+        patch.setattr(scenarios, "DRAWS", 4)
         patch.setattr(service_options, "STEPS", (1.0, 2.0, 3.0))
         yield
 

@@ -72,7 +72,7 @@ def test_pools_are_lost_as_often_as_said_and_apart_from_each_other() -> None:
 
 def test_sets_of_other_names_are_other_scenarios_and_the_same_name_is_the_same() -> None:
     one, again, other = (
-        draw_scenarios(TWO, CATALOG, RiskModel(spot_loss=0.05), 8, name=name)
+        draw_scenarios(TWO, CATALOG, RiskModel(spot_loss=0.05), 3, name=name)
         for name in ("plan", "plan", "fresh")
     )
     assert one.scenarios == again.scenarios
