@@ -110,7 +110,7 @@ CHECKS = (
         5,
         max_s=1800.0,
     ),
-    Check("determinism", "--quick --fleet scarce slices-running", "runs different", 9),
+    Check("determinism", "--quick --fleet scarce slices-running", "runs different", 9, max_s=3600.0),
     Check("tasks_chaos", "--small", "kills errors wrong_answers leaked_handles orphans", 10, _PARTS),
     Check(
         "any_fleet_live", "--small", "kills errors wrong_answers leaked", 3, (*_PARTS, "zenoh"), 1800.0

@@ -151,6 +151,7 @@ def test_what_others_take_from_a_full_instance_counts_as_on_spot() -> None:
     assert judge.surely_keeps(within)
 
 
+@pytest.mark.slow
 def test_executors_are_divided_in_every_way() -> None:
     problem = next(make_fleet(seed) for seed in (3, 13) if make_fleet(seed).graph_services)
     catalog = problem.catalog()

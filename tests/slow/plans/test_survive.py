@@ -23,6 +23,7 @@ SEED = 18
 """A fleet that is planned in a moment."""
 
 
+@pytest.mark.slow
 def test_a_plan_that_need_not_survive_is_found_out() -> None:
     asked = survive_losses.make_fleet(SEED)
     request = PlanRequest(effort=Effort(cached=False), deadline_s=60.0, capacity_only=True)

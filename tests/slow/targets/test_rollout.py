@@ -43,10 +43,10 @@ def settle(
     return memory, now_s, least
 
 
-@examples(5)
+@examples(20)
 @given(st.integers(0, 10**6))
 def test_every_seeded_change_is_made_and_never_below_what_is_asked(seed: int) -> None:
-    first, changes = seed_changes(12, seed)
+    first, changes = seed_changes(5, seed)
     observed: dict[str, ObservedInstance] = {}
     memory, now_s, _ = settle(first, Memory(), observed, 1e6)
     before = first
