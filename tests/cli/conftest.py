@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
+from atoll.api.fleet import Fleet
 from tests.cli import commands
 from tests.cli.commands import Atoll, Captured, Run
 
@@ -38,6 +40,21 @@ def planning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: str) ->
     monkeypatch.setenv("ATOLL_CACHE", templates)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def plan_of(templates: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], str]:
+    """The plan, as JSON, of a fleet file of that name and text for its capacity; each is made once."""
+
+    @cache
+    def make(name: str, text: str) -> str:
+        path = tmp_path_factory.mktemp("fleet") / f"{name}.yaml"
+        path.write_text(text, encoding="utf-8")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ATOLL_CACHE", templates)
+            return Fleet.load(path).plan(capacity_only=True).to_json()
+
+    return make
 
 
 @pytest.fixture

@@ -112,7 +112,6 @@ def test_a_plan_explains_itself(capsys: Captured) -> None:
     assert data["ways"]
     assert data["parts"]
     assert data["fits"]
-    assert "T4:1" in run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml", "--node", "T4")
 
 
 def test_parts_without_components_are_refused_in_a_line(

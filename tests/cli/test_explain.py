@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,16 @@ def folder(planning: Path) -> Path:
     return planning
 
 
+@pytest.fixture
+def plan(folder: Path, plan_of: Callable[[str, str], str]) -> Path:
+    """The plan of `fleet.yaml`."""
+    path = folder / "plan.json"
+    path.write_text(plan_of("fleet", FLEET), encoding="utf-8")
+    return path
+
+
+@pytest.mark.usefixtures("plan")
 def test_a_plan_explains_itself(capsys: Captured) -> None:
-    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml")
     assert out.startswith("fleet: optimal, $6.07/h. Planned again ")
     assert "L40S:1 in east: 1 of 1; one more would save $1.34/h" in out
@@ -70,8 +79,8 @@ def test_without_a_plan_one_is_made(capsys: Captured) -> None:
     assert found.again.nothing
 
 
+@pytest.mark.usefixtures("plan")
 def test_one_node_type_can_be_asked_about(capsys: Captured) -> None:
-    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     asked = ("explain", "plan.json", "--fleet", "fleet.yaml", "--json")
     data = json.loads(run(capsys, *asked, "--node", "t4"))
     (use,) = data["node_types"]
@@ -118,20 +127,20 @@ def test_where_all_demand_is_met_cheaper_changes_are_looked_for(capsys: Captured
     assert " less" in out
 
 
+@pytest.mark.usefixtures("plan")
 def test_a_dearer_plan_is_told_so(capsys: Captured) -> None:
     cheap = Path("fleet.yaml").read_text("utf-8").replace("available: 1,", "available: 3,")
     Path("more.yaml").write_text(cheap, encoding="utf-8")
-    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "more.yaml", "--node", "L40S:1")
     assert out.startswith("fleet: optimal, $6.07/h; planning again would save $1.34/h.")
     assert "the fleet file has changed since this plan was made; it still holds" in out
 
 
+@pytest.mark.usefixtures("plan")
 def test_little_time_and_few_plans_leave_questions_out(capsys: Captured) -> None:
     out = run(capsys, "explain", "--fleet", "fleet.yaml", "--deadline", "1us")
     assert "Not asked" in out
     assert "at which price" in out
-    run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     asked = ("explain", "plan.json", "--fleet", "fleet.yaml", "--json")
     data = json.loads(run(capsys, *asked, "--deadline", "1us"))
     assert data["left_out"] == ["everything that needs planning again"]
@@ -185,9 +194,8 @@ def test_a_cluster_is_explained(capsys: Captured, folder: Path) -> None:
         (["plan.json", "--fleet", "short.yaml"], 2, "does not hold for this fleet"),
     ],
 )
+@pytest.mark.usefixtures("plan")
 def test_errors_are_one_line(capsys: Captured, args: list[str], code: int, said: str) -> None:
-    if "plan.json" in args:
-        run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     assert cli.run(["explain", *args]) == code
     err = capsys.readouterr().err
     assert err.startswith("error: ")

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from atoll.solve.comparison import Compared
 from tests.cli.commands import Captured, Run
 from tests.cli.fleets import FAILS, FLEET, SHORT
 
+PlanOf = Callable[[str, str], str]
+
 
 @pytest.fixture(autouse=True)
 def folder(planning: Path) -> Path:
@@ -42,6 +45,11 @@ def folder(planning: Path) -> Path:
 
 def made(name: str) -> tuple[Problem, Plan]:
     return load_fleet(f"{name}.yaml"), Plan.from_json(Path("plan.json").read_text("utf-8"))
+
+
+def made_before(plan_of: PlanOf, name: str) -> tuple[Problem, Plan]:
+    text = Path(f"{name}.yaml").read_text("utf-8")
+    return load_fleet(f"{name}.yaml"), Plan.from_json(plan_of(name, text))
 
 
 def test_a_plan_is_shown_and_written(run: Run) -> None:
@@ -157,8 +165,8 @@ def test_the_first_line_of_a_baseline_says_that_promises_were_not_simulated(
     )
 
 
-def test_what_runs_is_kept(run: Run) -> None:
-    run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
+def test_what_runs_is_kept(run: Run, plan_of: PlanOf) -> None:
+    Path("plan.json").write_text(plan_of("fleet", FLEET), encoding="utf-8")
     out = run("plan", "fleet.yaml", "--capacity-only", "--running", "plan.json", "-o", "plan.json")
     assert "kept" in out
     assert "new" not in out.replace("new instances", "")
@@ -334,9 +342,8 @@ def test_help_loads_nothing_heavy() -> None:
         pytest.param("fleet", 80, marks=pytest.mark.slow),
     ],
 )
-def test_tables_fit_the_terminal(run: Run, name: str, width: int) -> None:
-    run("plan", f"{name}.yaml", "--capacity-only", "-o", "plan.json")
-    problem, plan = made(name)
+def test_tables_fit_the_terminal(plan_of: PlanOf, name: str, width: int) -> None:
+    problem, plan = made_before(plan_of, name)
     compared = (
         Compared(solver="homogeneous", usd_per_hour=9.5, nodes=9, served=1.0, ratio=1.07),
         Compared(solver="cauchy", broken=("budget", "spot-share")),
@@ -357,9 +364,8 @@ def test_gaps_are_written_short(gap: float, text: str) -> None:
     assert format_gap(gap) == text
 
 
-def test_equal_instances_are_one_row(run: Run) -> None:
-    run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
-    _, plan = made("fleet")
+def test_equal_instances_are_one_row(plan_of: PlanOf) -> None:
+    _, plan = made_before(plan_of, "fleet")
     single = next(
         row.example for row in group_instances(plan, Catalog.default()) if row.number == 1
     )
@@ -419,9 +425,8 @@ def test_the_report_of_a_partial_plan_warns(run: Run) -> None:
     assert re.search(r'<p class="warn">PARTIAL: serves \d+(\.\d+)?% of the demand', text)
 
 
-def test_the_report_says_what_baselines_break(run: Run) -> None:
-    run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
-    problem, plan = made("fleet")
+def test_the_report_says_what_baselines_break(plan_of: PlanOf) -> None:
+    problem, plan = made_before(plan_of, "fleet")
     compared = [Compared(solver=name, broken=("budget",)) for name in ("one", "two")]
     assert "Breaks budget: one, two." in render_plan_page(plan, problem, compared)
 
