@@ -206,17 +206,11 @@ def test_a_dry_run_as_json(capsys: Captured, plan: Path) -> None:
 def test_phases_apart_are_refused_where_the_engine_cannot(capsys: Captured) -> None:
     Path("apart.yaml").write_text(FLEET.replace("512x128}", "512x128, phases: apart}"))
     run(capsys, "plan", "apart.yaml", "--capacity-only", "-o", "apart.json")
-    args = (
-        "up",
-        "apart.json",
-        "--fleet",
-        "apart.yaml",
-        "--yes",
-        "--pretend",
-        "--engine",
-        "llamacpp",
+    asked = ("up", "apart.json", "--fleet", "apart.yaml", "--pretend", "--dry-run")
+    assert (
+        "only the engine 'vllm' or 'atoll' or 'sglang'"
+        in refused(capsys, *asked, "--engine", "llamacpp")[1]
     )
-    assert "only the engine 'vllm' or 'atoll' or 'sglang'" in refused(capsys, *args)[1]
 
 
 def dry_run(capsys: Captured, plan: Path, *args: str) -> list[Path]:
