@@ -172,6 +172,7 @@ def anthropic_context_overflow(site: ClientSite) -> None:
 def vercel_ai_no_null_citations(site: ClientSite) -> None:
     """Blocks of plain text have no `citations`: Vercel's provider refuses null."""
     asked: Json = {"max_tokens": 4, "messages": [{"role": "user", "content": PROMPT}]}
+    asked["temperature"] = 0
     version = {"anthropic_version": "2023-06-01"}
     whole = site.ask(MESSAGES, asked, **version).json
     (block,) = whole["content"]

@@ -103,6 +103,9 @@ def test_the_state_of_a_key() -> None:
     [
         ("name", ""),
         ("name", "two\nlines"),
+        ("name", "x" * 121),
+        ("role", "root"),
+        ("tokens_per_day", "many"),
         ("models", ("",)),
         ("requests_per_min", 0),
         ("tokens_per_day", -1),

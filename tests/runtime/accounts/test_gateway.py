@@ -105,16 +105,6 @@ def test_who_is_let_in_and_who_is_not(tmp_path: Path) -> None:
     run(tmp_path, story, ScriptedEngine(), ScriptedEngine(model="other"))
 
 
-def test_models_are_those_of_the_key(tmp_path: Path) -> None:
-    async def story(it: Place) -> None:
-        key = await it.key(models=("oth*",))
-        shown = await it.bench.get("/v1/models", f"authorization: Bearer {key}\r\n")
-        assert [model["id"] for model in shown.json["data"]] == ["other"]
-        assert (await it.bench.get("/v1/models")).status == 401
-
-    run(tmp_path, story, ScriptedEngine(), ScriptedEngine(model="other"))
-
-
 def test_models_are_those_that_the_policy_of_the_key_permits(tmp_path: Path) -> None:
     """A model of which every node is forbidden is not there; what changes shows at once."""
 
@@ -180,26 +170,6 @@ def test_the_ledger_has_what_clients_received_through_failures(tmp_path: Path) -
         assert "failed" in {part.outcome for part in parts}
 
     run(tmp_path, story, ScriptedEngine(faults=faults), ScriptedEngine())
-
-
-def test_a_client_that_leaves_is_counted_as_far_as_it_came(tmp_path: Path) -> None:
-    async def story(it: Place) -> None:
-        key = await it.key()
-        reader, writer = await asyncio.open_connection("127.0.0.1", it.bench.port)
-        body = b'{"model":"m","messages":[{"role":"user","content":"hello"}],"stream":true}'
-        writer.write(
-            b"POST %b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (CHAT.encode(), key.encode(), len(body), body)
-        )
-        for _ in range(3):
-            await reader.readuntil(b"\n\n")
-        writer.transport.abort()
-        (row,) = await it.rows(schema.operations)
-        assert row.outcome == "cancelled"
-        assert row.completion_tokens >= 1
-        assert row.estimated
-
-    run(tmp_path, story, ScriptedEngine(step_s=0.02))
 
 
 def test_keys_are_in_no_log_and_reach_no_engine(tmp_path: Path) -> None:

@@ -41,10 +41,7 @@ ASKED: Json = {
     "tool_choice": {"type": "function", "function": {"name": "book"}},
     "max_tokens": 200,
 }
-SAMPLINGS = [
-    pytest.param({"temperature": 0}, marks=pytest.mark.slow),
-    {"temperature": 1, "seed": 5},
-]
+SAMPLINGS: list[Json] = [{"temperature": 0}, {"temperature": 1, "seed": 5}]
 
 
 def check_arguments(written: str) -> None:
@@ -85,6 +82,7 @@ def test_a_conversation_with_calls(running: Running) -> None:
         assert refused.value.param == "tool_choice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_resumed_anywhere_it_makes_the_same_calls(running: Running, sampling: Json) -> None:
     body = ASKED | {"tool_choice": "required", "stream": True, "max_tokens": 80} | sampling
@@ -115,6 +113,7 @@ def test_resumed_anywhere_it_makes_the_same_calls(running: Running, sampling: Js
         assert known + rest == ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_form_resumed_anywhere_is_the_same(running: Running, sampling: Json) -> None:
     schema = TOOLS[0]["function"]["parameters"] | {"additionalProperties": False}
