@@ -81,10 +81,10 @@ CHECKS = (
         (*_FLEET, *_FABRIC),
         1800.0,
     ),
-    Check("crash_points", "--every 20", "points diverged duplicates orphans", 30),
+    Check("crash_points", "--quick", "points diverged duplicates orphans", 30),
     Check(
         "target_faults",
-        "",
+        "--quick",
         "faults gone_wrongly started_twice orphans secrets_lost below_demand_s",
         40,
         max_s=1800.0,
