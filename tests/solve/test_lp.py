@@ -66,6 +66,7 @@ def test_an_iteration_limit_ends_at_the_same_point(iterations: int) -> None:
     assert same(first, second)
 
 
+@pytest.mark.slow
 def test_a_node_limit_ends_at_the_same_point() -> None:
     first, second = solve_within(3, None, 20), solve_within(3, None, 20)
 
@@ -94,6 +95,7 @@ def test_what_a_limit_leaves_is_feasible_and_its_bound_holds(seed: int, iteratio
     assert stopped.iterations <= whole.iterations
 
 
+@pytest.mark.slow
 def test_more_work_comes_no_less_far() -> None:
     results = [solve_within(3, limit) for limit in (500, 2000, 8000)]
 

@@ -130,6 +130,7 @@ def test_same_input_same_plan() -> None:
     assert one == other
 
 
+@pytest.mark.slow
 def test_shortage_serves_a_common_fraction_and_says_so() -> None:
     own = problem(400.0, 2)
     plan = solve(own)

@@ -83,6 +83,7 @@ WEIGHTS = st.builds(
 ).filter(lambda weights: not weights.rent_only)
 
 
+@pytest.mark.slow
 @few
 @given(weights=WEIGHTS)
 def test_no_worse_than_the_cheapest_and_above_the_bound(weights: ObjectiveWeights) -> None:

@@ -167,7 +167,7 @@ settings: {max_nodes_per_instance: 1, engines: [vllm]}
 
 def test_a_repair_is_priced_with_its_models_chosen_anew() -> None:
     asked = parse_fleet(REPAIR)
-    found = explain_problem(asked, max_plans=24)
+    found = explain_problem(asked, node_types=[], repairs=True, max_plans=18)
     (repair,) = (r for r in found.repairs or () if r.text.startswith("+1 RTX4090:4"))
     offers = tuple(
         offer.model_copy(update={"available": 3}) if offer.node_type == "RTX4090:4" else offer

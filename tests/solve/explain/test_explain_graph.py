@@ -39,6 +39,7 @@ def explained() -> Explanation:
     return explain_problem(problem(), made(), PlanRequest(deadline_s=600.0))
 
 
+@pytest.mark.slow
 def test_every_way_with_a_name_is_beside_the_plan() -> None:
     ways = {way.name: way for way in explained().ways}
     assert set(ways) == set(baselines(problem()))

@@ -143,6 +143,7 @@ def test_the_break_even_price_is_where_the_plan_changes() -> None:
         assert solved(dear, FLEET).objective == pytest.approx(base.objective, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_every_node_type_is_accounted_for() -> None:
     found = explained(FLEET)
     uses = {use.node_type: use for use in found.node_types}
@@ -183,6 +184,7 @@ def test_a_shortage_is_explained_by_what_is_served() -> None:
     assert any(c.worth is not None and c.worth.serves_more for c in found.constraints)
 
 
+@pytest.mark.slow
 def test_repairs_of_a_shortage_hold_and_are_the_smallest() -> None:
     problem = parse_fleet(SHORT)
     found = repairs.find_repairs(planner(SHORT), solved(problem, SHORT), [])
@@ -226,6 +228,7 @@ def test_a_plan_for_less_holds_where_more_is_allowed() -> None:
     assert validate(plan, free, catalog(), same_problem=False) == []
 
 
+@pytest.mark.slow
 def test_a_promise_can_be_the_repair() -> None:
     problem = parse_fleet(TIGHT)
     now = solved(problem, TIGHT)
@@ -246,6 +249,7 @@ def test_a_promise_can_be_the_repair() -> None:
         assert served_share(plan, problem) >= repair.served - 2e-3
 
 
+@pytest.mark.slow
 def test_limits_can_be_the_repair() -> None:
     problem = parse_fleet(FLEET)
     cheapest = solved(problem, FLEET)
@@ -276,6 +280,7 @@ def test_a_worse_plan_is_compared_with_and_told_so() -> None:
         assert (repair.saved_usd_per_hour or 0.0) > saved
 
 
+@pytest.mark.slow
 def test_an_infeasible_plan_shows_what_could_be_served() -> None:
     found = explained(FAILS, repairs=False)
     assert found.status == "infeasible"
@@ -299,6 +304,7 @@ def test_without_time_the_questions_left_out_are_named() -> None:
     assert any("would be used" in text for text in one.left_out)
 
 
+@pytest.mark.slow
 def test_equal_questions_have_equal_answers() -> None:
     assert explained(FLEET) == explained(FLEET)
 
@@ -354,6 +360,7 @@ def test_sentences() -> None:
     assert gone.text == "none can be had"
 
 
+@pytest.mark.slow
 @examples(4)
 @given(
     st.tuples(*(st.integers(0, 3) for _ in range(4))),

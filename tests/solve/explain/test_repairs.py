@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ def found(problem: Problem) -> tuple[Repair, ...]:
     return find_repairs(toy.planner(problem), toy.best_plan(problem), [])
 
 
+@pytest.mark.slow
 @examples(12)
 @given(problems(), seeds)
 def test_repairs_serve_more_or_cost_less_whatever_the_solver_does(

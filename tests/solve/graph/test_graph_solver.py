@@ -59,7 +59,13 @@ def served(plan: Plan) -> float:
 # What must hold
 
 
-@pytest.mark.parametrize("models", [{"see": seeing()}, {"see": seeing(rate="3/s"), "chat": CHAT}])
+@pytest.mark.parametrize(
+    "models",
+    [
+        {"see": seeing()},
+        pytest.param({"see": seeing(rate="3/s"), "chat": CHAT}, marks=pytest.mark.slow),
+    ],
+)
 def test_more_money_never_serves_less(models: dict[str, object]) -> None:
     enough = planned(fleet(models)).usd_per_hour
     before = 0.0
@@ -100,6 +106,7 @@ def test_a_component_that_nobody_asks_for_costs_nothing() -> None:
     assert used <= {"audio", "llm", "llm.prefill", "llm.decode"}
 
 
+@pytest.mark.slow
 def test_the_order_of_services_classes_and_offers_changes_nothing() -> None:
     models: dict[str, object] = {"see": seeing(rate="3/s"), "draw": DRAWING, "speak": SPEAKING}
     first = planned(fleet(models, BOXES))
@@ -294,6 +301,7 @@ def fleets(draw: st.DrawFn) -> Problem:
     return fleet(models, offers, limits=limits, settings=settings_)
 
 
+@pytest.mark.slow
 @examples(6)
 @given(fleets())
 def test_plans_of_random_fleets_are_valid(problem: Problem) -> None:
@@ -399,6 +407,7 @@ def starts(plan: Plan) -> list[Instance]:
     return [i for i in plan.instances if not i.kept]
 
 
+@pytest.mark.slow
 def test_the_same_demand_keeps_everything() -> None:
     problem = fleet({"see": seeing(), "speak": SPEAKING}, BOXES, settings={"init_penalty": 0.2})
     first = planned(problem)

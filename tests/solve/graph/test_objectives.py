@@ -52,6 +52,7 @@ def test_executors_draw_as_much_as_they_work() -> None:
         assert own.busy == pytest.approx(0.5 * draw.instances[name].busy)
 
 
+@pytest.mark.slow
 def test_the_objective_is_what_is_minimised() -> None:
     cheap, frugal, clean = (
         planned(asked(**weights))

@@ -84,11 +84,14 @@ def test_covers_prove_what_coverage_does_not() -> None:
         assert bound.kind == "covers"
 
 
-def test_nodes_just_short_of_a_flow_count_with_what_is_missing() -> None:
-    for large, small in ((95.0, 5.0), (99.999, 0.001)):
-        instance = cluster(2, [[large, large], [small, small]])
-        assert best_flow(instance) == pytest.approx(100.0)
-        assert 100.0 * (1 - 1e-9) <= upper_bound(instance).value <= 100.0 * (1 + 1e-6)
+@pytest.mark.parametrize(
+    ("large", "small"),
+    [(95.0, 5.0), (99.9, 0.1), pytest.param(99.999, 0.001, marks=pytest.mark.slow)],
+)
+def test_nodes_just_short_of_a_flow_count_with_what_is_missing(large: float, small: float) -> None:
+    instance = cluster(2, [[large, large], [small, small]])
+    assert best_flow(instance) == pytest.approx(100.0)
+    assert 100.0 * (1 - 1e-9) <= upper_bound(instance).value <= 100.0 * (1 + 1e-6)
 
 
 def two_sites(link: float, partial: bool = False) -> FlowInstance:

@@ -127,6 +127,7 @@ def test_proven_optima(name: str, model: str, bar: float) -> None:
     assert found.bound <= found.value * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_geo_and_cluster42_reach_their_bars() -> None:
     assert search(helix("cluster42"), evaluations=1).value >= 5441
     geo = helix("3cluster24")

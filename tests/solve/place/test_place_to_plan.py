@@ -138,6 +138,7 @@ def test_phases_must_run_together() -> None:
 # Searching by another goal
 
 
+@pytest.mark.slow
 def test_polishing_finds_more_and_repeats() -> None:
     own = flow_instance(problem(), CATALOG, "chat")
     start = placement_of(own, [(0, 12), (8, 16), (8, 16), (0, 8)])

@@ -56,6 +56,7 @@ def test_what_the_engine_runs_names_it_and_has_a_command() -> None:
     assert refuse_missing(write_commands(plan, Catalog.default())) is None
 
 
+@pytest.mark.slow
 def test_what_no_engine_runs_says_so_and_has_no_command() -> None:
     problem, plan = planned(NOBODYS)
     (instance,) = plan.instances

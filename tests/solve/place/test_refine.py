@@ -7,6 +7,7 @@ import pytest
 
 from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Measured
+from atoll.solve.place import refine as refining
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
 from atoll.solve.place.refine import DRAWS, MEASURED, Refined, refine
 from tests.solve.place.test_sustained import instance
@@ -17,6 +18,12 @@ LONG = 1e6
 
 def flows(value: float, size: int) -> Flows:
     return Flows(value, np.zeros((size, size)), np.full(size, value / size), np.zeros(size))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few changes are tried in vain."""
+    monkeypatch.setattr(refining, "_PATIENCE", 10)
 
 
 def usual(own: FlowInstance, placement: Placement) -> Flows:
@@ -63,12 +70,17 @@ def test_changes_are_kept_where_they_are_better() -> None:
     assert found.runs <= 60
 
 
+@pytest.mark.usefixtures("impatient")
 def test_changes_of_no_analytic_value_are_not_measured() -> None:
     found = refined(lanes(4), quick=lambda start, end: 0.0)
     assert found.runs == 2 * DRAWS
 
 
-def test_more_work_tries_more_changes() -> None:
+def test_more_work_tries_more_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual_runs = MEASURED // 4
+    monkeypatch.setattr(refining, "MEASURED", usual_runs)
+    monkeypatch.setattr(refining, "_PATIENCE", refining._PATIENCE // 4)
+
     def alike(placement: Placement, carried: Flows, draw: int) -> Measured:
         return Measured(1.0, 1.0, 1.0)
 
@@ -84,11 +96,11 @@ def test_more_work_tries_more_changes() -> None:
             random=np.random.default_rng(3),
             max_runs=most,
         ).runs
-        for most in (MEASURED, 2 * MEASURED)
+        for most in (usual_runs, 2 * usual_runs)
     ]
-    assert runs[0] == MEASURED
-    # With the patience of the usual effort it would end after a hundred.
-    assert runs[1] > 1.5 * MEASURED
+    assert runs[0] == usual_runs
+    # With the patience of the usual effort it would end sooner.
+    assert runs[1] > 1.5 * usual_runs
 
 
 def test_the_first_is_measured_without_any_time() -> None:
@@ -110,6 +122,7 @@ def test_sooner_counts_a_little() -> None:
     assert Measured(100.0, 2.0, 3.0).score == pytest.approx(100.0 / 2.0**0.2 / 3.0**0.2)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("quick_tokens_per_s", "taken"), [(96.0, 4), (90.0, 7)])
 def test_what_answers_sooner_generates_at_most_a_twentieth_less(
     quick_tokens_per_s: float, taken: int
@@ -134,6 +147,7 @@ def test_what_answers_sooner_generates_at_most_a_twentieth_less(
     assert Measured(90.0, 0.1, 0.1).score > Measured(100.0, 1.0, 0.1).score
 
 
+@pytest.mark.usefixtures("impatient")
 def test_nothing_is_better_for_its_luck_under_one_draw() -> None:
     def lucky(placement: Placement, carried: Flows, draw: int) -> Measured:
         # Seven layers shine under the first draw only; five are the best in the mean.

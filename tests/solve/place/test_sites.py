@@ -98,6 +98,7 @@ def test_the_bound_is_the_largest_flow_where_one_machine_holds_the_model_best() 
     assert bound_pipelines([place], machines).value == pytest.approx(whole, rel=0.02)
 
 
+@pytest.mark.slow
 def test_no_flow_within_a_promise_exceeds_the_bound() -> None:
     problem = problem_of(16)
     instance = flow_instance(problem, problem.catalog(), problem.services[0], promised=True)
@@ -118,6 +119,7 @@ def test_no_flow_within_a_promise_exceeds_the_bound() -> None:
     assert 0.0 < best <= bound
 
 
+@pytest.mark.slow
 @examples(6)
 @given(st.integers(0, 2**20))
 def test_filled_stages_carry_what_is_said_with_the_machines_that_are_there(seed: int) -> None:
@@ -287,7 +289,13 @@ def test_slices_of_a_machine_are_apart() -> None:
     assert _cut_off([Unit("a", "L4:1", "here")], 1).gpu_ids is None
 
 
-@pytest.mark.parametrize("effort", [PROMISED, FLOW], ids=["promised", "max-flow"])
+@pytest.mark.parametrize(
+    "effort",
+    [
+        pytest.param(PROMISED, id="promised", marks=pytest.mark.slow),
+        pytest.param(FLOW, id="max-flow"),
+    ],
+)
 def test_a_large_cluster_comes_close_to_its_bound(effort: FlowEffort) -> None:
     problem = problem_of(200)
     assert is_large(problem)

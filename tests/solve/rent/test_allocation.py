@@ -339,6 +339,7 @@ def test_a_phase_without_a_partner_need_not_stand() -> None:
     assert check_exact(case).objective == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_thousands_of_equal_nodes() -> None:
     supply = supply_of(market(("A", 1, 1.0, 20000)))
     templates = {BOTH: [({"A:1": 1}, 10.0), ({"A:1": 2}, 21.0), ({"A:1": 4}, 43.0)]}
@@ -352,7 +353,7 @@ def test_thousands_of_equal_nodes() -> None:
     assert scarce.served[0] == pytest.approx(9000 * 10.75 / 123456.0, abs=2e-4)
 
 
-@pytest.mark.parametrize("max_nodes", [None, 4_130])
+@pytest.mark.parametrize("max_nodes", [pytest.param(None, marks=pytest.mark.slow), 4_130])
 def test_thousands_of_instances_spread_over_regions(max_nodes: int | None) -> None:
     """However many instances of a role there are, it may stand."""
     supply = supply_of([(g, "A", 1, False, 1.0, 2700, False) for g in range(2)], regions=2)

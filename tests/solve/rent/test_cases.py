@@ -129,7 +129,8 @@ def problem_of(name: str, *, joined: bool = False) -> Problem:
     "name",
     [
         pytest.param("replan-15", marks=pytest.mark.slow),  # 30 s, for what the others show too
-        *("replan-24", "replan-25", "init-penalty"),
+        pytest.param("replan-24", marks=pytest.mark.slow),
+        *("replan-25", "init-penalty"),
     ],
 )
 def test_planned_again_at_the_optimum(name: str, joined: bool) -> None:
@@ -267,6 +268,7 @@ def test_a_box_of_eight_is_cut_for_two_models(tmp_path: Path) -> None:
     assert "A100-40:8" not in kinds
 
 
+@pytest.mark.slow
 def test_boxes_of_eight_by_the_best_split(tmp_path: Path) -> None:
     whole = plan(read(BOXES.replace("WHOLE", "true").replace("NODES", "3"), tmp_path))
     assert served(whole) == 1.0

@@ -11,7 +11,9 @@ from atoll.solve.rent.choosing.level_rows import LevelRows
 from tests.solve.rent.choosing_cases import random_choices
 
 
-@pytest.mark.parametrize("seed", [3, 8, 10])
+@pytest.mark.parametrize(
+    "seed", [8, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 10))]
+)
 def test_of_two_models_the_price_of_error_falls_the_more_may_err(seed: int) -> None:
     """The relaxation is convex in the error; with two models all of it could be paid by their ranges."""
     asked = random_choices(seed, ways=2)

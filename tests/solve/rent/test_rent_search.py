@@ -50,6 +50,7 @@ def _repaired(case: Case) -> tuple[RentModel, Incumbent]:
     return model, standing
 
 
+@pytest.mark.slow
 @examples(12)
 @given(st.integers(0, 100_000))
 def test_what_is_repaired_serves_everything_and_fits(seed: int) -> None:
@@ -69,10 +70,11 @@ def test_what_is_repaired_serves_everything_and_fits(seed: int) -> None:
         assert served_share(items, number, model.regions) >= 1.0 - 1e-6
 
 
-def test_max_of_what_can_be_served_is_found() -> None:
+@pytest.mark.parametrize("cases", [8, pytest.param(16, marks=pytest.mark.slow)])
+def test_max_of_what_can_be_served_is_found(cases: int) -> None:
     """Of scarce cases that have an answer, nearly all are repaired, and none that has not."""
     possible = found = 0
-    for seed in range(16):
+    for seed in range(cases):
         case = random_case(seed, services=3, regions=2, scarce=1.1)
         _, standing = _repaired(case)
         if np.isfinite(optimum(case)):

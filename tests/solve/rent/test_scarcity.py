@@ -101,6 +101,7 @@ def test_the_largest_common_fraction(seed: int) -> None:
     check_common(case, solve(case))
 
 
+@pytest.mark.slow
 @examples(6)
 @given(st.integers(0, 100_000))
 def test_the_largest_weighted_mean(seed: int) -> None:

@@ -60,10 +60,13 @@ def test_the_ledger_gives_what_no_capacity_forbids(seed: int) -> None:
     assert ledger.can_move(cells, need[cells], nothing, nothing) != forbidden
 
 
-def test_what_is_found_stands_and_comes_near_the_most() -> None:
+@pytest.mark.parametrize(
+    "some", [(1, 3, 7, 9), pytest.param(tuple(range(24)), marks=pytest.mark.slow)]
+)
+def test_what_is_found_stands_and_comes_near_the_most(some: tuple[int, ...]) -> None:
     """Of few services with few instances it may miss the best; it is for very many."""
     parts = []
-    for seed in range(24):
+    for seed in some:
         case = random_case(seed, services=3, scarce=2.0, running=seed % 3 == 0)
         model = model_of(case)
         found = search(model)
@@ -116,9 +119,10 @@ def less_of(case: Case, model: RentModel, share: float) -> tuple[float, float, f
     return before, after.ledger.cost, optimum(case, "cost", every)
 
 
-def test_the_same_share_is_served_for_less() -> None:
+@pytest.mark.parametrize("some", [(1, 2), pytest.param(tuple(range(8)), marks=pytest.mark.slow)])
+def test_the_same_share_is_served_for_less(some: tuple[int, ...]) -> None:
     costs = []
-    for seed in range(8):
+    for seed in some:
         case = random_case(seed, services=3, scarce=1.5)
         model = model_of(case)
         if search(model).share.min() <= 0.0:

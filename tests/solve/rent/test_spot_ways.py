@@ -122,6 +122,7 @@ def test_no_numbers_of_machines_cost_less(
     check_against(problem, cheapest_together(problem))
 
 
+@pytest.mark.slow
 @examples(3)
 @given(st.tuples(prices, prices), st.sampled_from((0.2, 0.5, 0.7)), st.floats(0.3, 1.8))
 def test_no_pairs_cost_less(drawn: tuple[float, float], share: float, factor: float) -> None:
@@ -159,8 +160,17 @@ def test_one_decode_instance_serves_what_is_prefilled_on_spot_and_off_it() -> No
     assert spot_share(found, problem.services[0]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("share", [0.25, 0.5])
+@pytest.mark.parametrize(
+    ("share", "factor"),
+    [
+        (0.5, 1.0),
+        (0.25, 2.0),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((0.25, 0.5), (0.25, 1.0), (0.5, 0.5), (0.5, 2.0))
+        ),
+    ],
+)
 def test_bounds_by_prices_hold_where_phases_are_shared(
     share: float, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,8 @@ from tests.seeds import seeds
 from tests.solve.rent.cases import Case, faults, optimum, random_case, service, supply_of
 
 
-def many_templates(seed: int, available: int = 9) -> Case:
-    """Two services of the same twelve templates a phase, in six regions, some sold out."""
+def many_templates(seed: int, available: int = 9, regions: int = 6) -> Case:
+    """Two services of the same twelve templates a phase, in six regions or fewer, some sold out."""
     rng = np.random.default_rng(seed)
     offers = [
         (
@@ -35,10 +35,10 @@ def many_templates(seed: int, available: int = 9) -> Case:
             int(rng.integers(0, available)),
             True,
         )
-        for g in range(6)
+        for g in range(regions)
         for gpu, usd in (("A", 1.0), ("B", 0.6), ("C", 0.3))
     ]
-    supply = supply_of(offers, 6)
+    supply = supply_of(offers, regions)
     templates = {}
     for phase in (PREFILL, DECODE):
         some = []
@@ -117,8 +117,11 @@ def test_what_is_found_of_a_pool_is_sound(
         assert answer.objective >= least * (1.0 - 1e-6) - 1e-6
 
 
-def test_a_dive_comes_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = many_templates(1)
+@pytest.mark.parametrize(("seed", "regions"), [(4, 2), pytest.param(1, 6, marks=pytest.mark.slow)])
+def test_a_dive_comes_near_the_best(
+    seed: int, regions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = many_templates(seed, regions=regions)
     plain = solve(case, gap=1e-2)
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
     monkeypatch.setattr(rent_search, "MANY_TABLES", -1)
@@ -128,7 +131,9 @@ def test_a_dive_comes_near_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain.bound <= answer.objective <= 1.1 * plain.objective
 
 
-@pytest.mark.parametrize(("seed", "part"), [(1, 0.9999), (2, 0.8)])
+@pytest.mark.parametrize(
+    ("seed", "part"), [(1, 0.9999), pytest.param(2, 0.8, marks=pytest.mark.slow)]
+)
 def test_a_search_comes_near_the_most_that_can_be_served(
     seed: int, part: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +151,7 @@ def test_a_search_comes_near_the_most_that_can_be_served(
     assert answer.bound <= least + 1e-5
 
 
+@pytest.mark.slow
 def test_what_a_search_finds_is_served_at_the_least_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     case = twice_as_much(many_templates(6, available=5))
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)

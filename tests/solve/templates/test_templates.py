@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import MissingDependencyError, UsageError
+from atoll.solve.templates import generate as generating
 from atoll.solve.templates.generate import (
     RoleTables,
     best_layout,
@@ -89,6 +90,17 @@ def test_library_holds_exactly_what_no_smaller_instances_match(role: RoleTables)
             together[nodes] = max(best[nodes], split)
             assert kept.get(nodes) == (best[nodes] if best[nodes] > split else None), nodes
     assert library.multisets == multiset_count(types, 4)
+
+
+def test_chunks_on_all_cores_are_one_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    role = tables(3, 3, 6)
+    whole = generate(role, 4)
+    monkeypatch.setattr(generating, "_CHUNK", 4)
+    parts = generate(role, 4)
+    assert len(whole.throughput) > 8
+    np.testing.assert_array_equal(parts.counts, whole.counts)
+    np.testing.assert_array_equal(parts.throughput, whole.throughput)
+    assert (parts.multisets, parts.max_kinds) == (whole.multisets, whole.max_kinds)
 
 
 def real(seed: int, types: int, layers: int, size: float) -> RoleTables:
