@@ -13,7 +13,7 @@ from atoll.solve.lp import LinearProgram, MipResult, Sparse
 from tests.seeds import examples
 
 ROWS, COLUMNS = 20, 40
-SMALL = (12, 24)
+SMALL = (10, 20)
 
 
 def covering(seed: int, rows: int = ROWS, columns: int = COLUMNS) -> LinearProgram:
@@ -57,7 +57,7 @@ def same(one: MipResult, other: MipResult) -> bool:
     ) and np.array_equal(one.values, other.values)
 
 
-@pytest.mark.parametrize("iterations", [500, 2000])
+@pytest.mark.parametrize("iterations", [500, pytest.param(2000, marks=pytest.mark.slow)])
 def test_an_iteration_limit_ends_at_the_same_point(iterations: int) -> None:
     first, second = solve_within(3, iterations), solve_within(3, iterations)
 

@@ -11,6 +11,7 @@ import pytest
 from atoll.core.errors import UsageError
 from atoll.core.rng import stream
 from atoll.plan.files.helix import helix_problem
+from atoll.solve.place.bound.bounds import upper_bound
 from atoll.solve.place.evaluate import max_flow
 from atoll.solve.place.flow_instance import FlowInstance
 from atoll.solve.place.from_problem import flow_instance
@@ -69,14 +70,15 @@ def test_same_seed_same_bits(workers: int) -> None:
 def test_work_is_counted_and_the_clock_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same placement and evaluations on a machine whose clock runs a thousand times as fast."""
     instance = large_cluster(20, stream(7, "search"))
-    usual = search(instance, work=3_000_000, seed=3)
+    bound = upper_bound(instance).value
+    usual = search(instance, work=3_000_000, seed=3, bound=bound)
     clock = time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: 1000.0 * clock())
-    loaded = search(instance, work=3_000_000, seed=3)
+    loaded = search(instance, work=3_000_000, seed=3, bound=bound)
     assert usual.evaluations == loaded.evaluations > 500
     np.testing.assert_array_equal(usual.placement.start, loaded.placement.start)
     np.testing.assert_array_equal(usual.placement.end, loaded.placement.end)
-    more = search(instance, work=12_000_000, seed=3)
+    more = search(instance, work=12_000_000, seed=3, bound=bound)
     assert more.evaluations > 2 * usual.evaluations
 
 
@@ -93,10 +95,18 @@ def test_candidates_are_distinct_and_ranked() -> None:
 
 def test_never_below_its_start_and_stops_at_the_target() -> None:
     instance = large_cluster(20, stream(9, "search"))
-    good = search(instance, evaluations=20_000, seed=1)
-    again = search(instance, evaluations=100, seed=2, start=[good.placement])
+    good = search(instance, evaluations=5_000, seed=1)
+    bound = good.bound
+    again = search(instance, evaluations=100, seed=2, start=[good.placement], bound=bound)
     assert again.value >= good.value
-    reached = search(instance, evaluations=10**9, seed=2, start=[good.placement], target=good.value)
+    reached = search(
+        instance,
+        evaluations=10**9,
+        seed=2,
+        start=[good.placement],
+        target=good.value,
+        bound=bound,
+    )
     assert reached.evaluations == 0
 
 
