@@ -24,16 +24,14 @@ from atoll.runtime.accounts.slots import (
 )
 from tests.runtime.accounts.full_disk import NO_TMPFS
 from tests.runtime.accounts.helpers import record
-from tests.seeds import slow_except
 
 
 def no_space(*_: object) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize(
-    "kind", slow_except(["mapped"], ["mapped", "written", "database", "serve"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mapped", "written", "database", "serve"])
 def test_a_disk_that_really_is_full_does_not_end_the_process(tmp_path: Path, kind: str) -> None:
     tmp_path = tmp_path / "disk"
     tmp_path.mkdir()

@@ -139,6 +139,7 @@ def test_pictures_of_another_models_encoder_are_refused(tmp_path: Path) -> None:
         TransformersChat.load(Setup(options={"model": str(tmp_path), "max_batch": 0}))
 
 
+@pytest.mark.slow
 def test_answers_that_nobody_waits_for_stop(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "gemma3")
 

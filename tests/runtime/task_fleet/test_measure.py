@@ -19,6 +19,7 @@ from atoll.runtime.task_fleet import measure
 from atoll.runtime.task_fleet.core_fit import fit_core
 from atoll.runtime.task_fleet.measure import SPOKEN, TokenPace, measure_parts
 from atoll.runtime.task_fleet.parts import OWN_MODEL
+from tests.seeds import slow_except
 
 HERE = "tests.runtime.task_fleet.test_measure"
 RATE_HZ = 1000
@@ -235,22 +236,25 @@ def test_what_cannot_be_measured_is_refused(names: tuple[str, ...], runs: int, p
         measure_parts({"vision": _named(*names)}, runs=runs)
 
 
-def test_a_fitted_core_runs_a_model_at_the_pace_it_was_given() -> None:
+SLOW_START = TokenPace(200, 1.5, 0.03)
+
+
+@pytest.mark.parametrize("pace", slow_except([SLOW_START], [TokenPace(47, 0.17, 0.08), SLOW_START]))
+def test_a_fitted_core_runs_a_model_at_the_pace_it_was_given(pace: TokenPace) -> None:
     catalog = Catalog.default()
     spec = catalog.model(OWN_MODEL).components["llm"]
     assert isinstance(spec, TransformerSpec)
     node = catalog.node("T4:1")
-    for pace in (TokenPace(47, 0.17, 0.08), TokenPace(200, 1.5, 0.03)):
-        speed = fit_core(spec, node, pace)
-        gpu = replace(
-            node.gpu,
-            bandwidth_bytes_per_s=speed.bandwidth_gbs * 1e9,
-            fp16_tflops=speed.fp16_tflops,
-        )
-        model = analytic(spec, replace(node, gpu=gpu), tp=1)
-        assert decode_seconds(model, pace.prompt_tokens) == pytest.approx(pace.token_s, rel=0.02)
-        most = float(model.engine.mixed_tokens)
-        first_s = prompt_seconds(model, pace.prompt_tokens, most)
-        assert first_s == pytest.approx(pace.first_s, rel=0.02)
+    speed = fit_core(spec, node, pace)
+    gpu = replace(
+        node.gpu,
+        bandwidth_bytes_per_s=speed.bandwidth_gbs * 1e9,
+        fp16_tflops=speed.fp16_tflops,
+    )
+    model = analytic(spec, replace(node, gpu=gpu), tp=1)
+    assert decode_seconds(model, pace.prompt_tokens) == pytest.approx(pace.token_s, rel=0.02)
+    most = float(model.engine.mixed_tokens)
+    first_s = prompt_seconds(model, pace.prompt_tokens, most)
+    assert first_s == pytest.approx(pace.first_s, rel=0.02)
     with pytest.raises(InputError, match="above 0"):
         fit_core(spec, node, TokenPace(10, 0.0, 0.1))

@@ -396,13 +396,13 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def test_slow_is_not_dead_where_a_stream_goes_on() -> None:
     """Whoever is late with its health while it sends tokens keeps what it runs, and gets nothing new."""
     text = (await asyncio.to_thread(expected, CHAT, chat())).text
-    engines = [ScriptedEngine(step_s=0.03), ScriptedEngine()]
+    engines = [ScriptedEngine(step_s=0.03), ScriptedEngine(busy=True)]
     async with running(engines, health=SOON) as bench:
         pool = bench.gateway.pool
         pool.set_health("e1", up=False)
         asked = asyncio.create_task(bench.post(CHAT, streamed()))
         await until(lambda: any(relay.begun for relay in bench.gateway.relays))
-        engines[0].busy = True
+        engines[0].busy, engines[1].busy = True, False
         await until(lambda: pool.members["e0"].slow)
         assert pool.members["e0"].state == "slow"
         await until(lambda: pool.members["e1"].up)
@@ -462,14 +462,15 @@ async def test_late_answers_are_waited_for_where_nobody_is_left_to_ask(
 
 async def test_who_is_late_and_sends_nothing_is_left_for_others() -> None:
     text = (await asyncio.to_thread(expected, CHAT, chat())).text
-    engines = [ScriptedEngine(faults=[Fault("stall", 2)]), ScriptedEngine()]
+    # The second says nothing of itself, and so stays down, until the first has begun.
+    engines = [ScriptedEngine(faults=[Fault("stall", 2)]), ScriptedEngine(busy=True)]
     patient = replace(QUICK, first_token_s=600.0, between_tokens_s=600.0)
     async with running(engines, health=SOON, deadlines=patient) as bench:
         pool = bench.gateway.pool
         pool.set_health("e1", up=False)
         asked = asyncio.create_task(bench.post(CHAT, streamed()))
         await until(lambda: any(relay.begun for relay in bench.gateway.relays))
-        engines[0].busy = True
+        engines[0].busy, engines[1].busy = True, False
         reply = await asked
         assert reply.text == text
         assert bench.records[-1].backends == ("e0", "e1")

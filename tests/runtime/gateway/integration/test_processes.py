@@ -19,38 +19,34 @@ from tests.runtime.gateway.harness import CHAT, chat
 from tests.runtime.gateway.integration.conftest import Fleet
 
 
-def client(fleet: Fleet) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="x", max_retries=0, timeout=120)
-
-
 def test_a_gateway_loses_an_engine_follows_its_config_and_drains(fleet: Fleet) -> None:
     fleet.add_engine(step_ms=10)
     fleet.add_engine(step_ms=10)
     fleet.start()
-    lose_an_engine(fleet)
-    follow_the_config(fleet)
-    drain_at_term(fleet)
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="x", max_retries=0, timeout=120) as sdk:
+        lose_an_engine(fleet, sdk)
+        follow_the_config(fleet)
+        drain_at_term(fleet, sdk)
 
 
-def lose_an_engine(fleet: Fleet) -> None:
+def lose_an_engine(fleet: Fleet, sdk: openai.OpenAI) -> None:
     """Streams go on where one of two engines is killed."""
     asked = [f"question {i}" for i in range(6)]
     found: dict[str, tuple[str, Any]] = {}
 
     def ask(text: str) -> None:
-        with client(fleet) as sdk:
-            stream = sdk.chat.completions.create(
-                model="m",
-                messages=[{"role": "user", "content": text}],
-                temperature=0,
-                stream=True,
-                stream_options={"include_usage": True},
-            )
-            said, usage = "", None
-            for chunk in stream:
-                said += "".join(c.delta.content or "" for c in chunk.choices)
-                usage = chunk.usage or usage
-            found[text] = (said, usage)
+        stream = sdk.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": text}],
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        said, usage = "", None
+        for chunk in stream:
+            said += "".join(c.delta.content or "" for c in chunk.choices)
+            usage = chunk.usage or usage
+        found[text] = (said, usage)
 
     threads = [threading.Thread(target=ask, args=(text,)) for text in asked]
     for thread in threads:
@@ -86,16 +82,15 @@ def follow_the_config(fleet: Fleet) -> None:
     assert same["url"] == backend["url"] == fleet.urls[0]
 
 
-def drain_at_term(fleet: Fleet) -> None:
+def drain_at_term(fleet: Fleet, sdk: openai.OpenAI) -> None:
     """What runs ends, and then the gateway does."""
     assert fleet.gateway is not None
-    with client(fleet) as sdk:
-        stream = sdk.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "drain"}], temperature=0, stream=True
-        )
-        said = "".join(c.delta.content or "" for c in next(stream).choices)
-        fleet.gateway.send_signal(signal.SIGTERM)
-        said += "".join(c.delta.content or "" for chunk in stream for c in chunk.choices)
+    stream = sdk.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "drain"}], temperature=0, stream=True
+    )
+    said = "".join(c.delta.content or "" for c in next(stream).choices)
+    fleet.gateway.send_signal(signal.SIGTERM)
+    said += "".join(c.delta.content or "" for chunk in stream for c in chunk.choices)
     assert said == expected(CHAT, chat("drain")).text
     assert fleet.gateway.wait(10) == 0
     assert fleet.log[-1]["event"] == "gateway.stop"

@@ -17,6 +17,7 @@ from tests.runtime.gateway.dialects.reading import Json, read_message, read_resp
 from tests.runtime.gateway.engine import Fault
 from tests.runtime.gateway.harness import CHAT, Reply, chat, running
 from tests.runtime.instance.tool_models import ADD, WEATHER, write_tool_model
+from tests.seeds import slow_except
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 TOOLS = [WEATHER, ADD]
@@ -81,7 +82,7 @@ def calls_of(path: str, reply: Reply) -> Calls:
     return [(name, json.loads(arguments)) for name, arguments in named.values()]
 
 
-@pytest.mark.parametrize("kind", ["atoll", "vllm"])
+@pytest.mark.parametrize("kind", slow_except(["atoll"], ["atoll", "vllm"]))
 def test_calls_are_those_of_chat_wherever_engines_die(codec: TextCodec, kind: str) -> None:
     undisturbed, asked = ask(codec, CHAT, kind, [])
     calls = calls_of(CHAT, undisturbed)
