@@ -14,7 +14,7 @@ SAID = {
     "build_fleet.py": ("Instances in here", "L4:1"),
     "plan_fleet.py": (
         "chat keeps its promises for",
-        "quickstart: $20.99/h",
+        "quickstart: $22.85/h",
         "A10G:8      not used",
     ),
     "what_if.py": ("homogeneous", "If every L40S cost twice as much", "return "),
