@@ -38,7 +38,7 @@ from atoll.solve.templates.generate import EngineSearch, generate
 from atoll.solve.templates.library import Libraries, libraries, role_tables
 from atoll.solve.templates.template_cache import TemplateCache
 from atoll.workload.requests import collect
-from benchmarks.planning.allocation import edge_margin, gpu_memory
+from benchmarks.planning.allocation import EDGES, edge_margin, gpu_memory
 from benchmarks.planning.coral import (
     HELIX_POOL,
     LARGE,
@@ -216,7 +216,7 @@ def measure_costs(
 
 
 def make_pools(
-    setups: dict[str, Problem], catalog: Catalog, cache: TemplateCache
+    setups: dict[str, Problem], catalog: Catalog, cache: TemplateCache, *, quick: bool
 ) -> dict[str, Problem]:
     """Return the set-ups on too few nodes: the fewest that carry all with free layouts, and some more."""
     pools = {}
@@ -226,7 +226,7 @@ def make_pools(
             problem, PlanRequest(solver="optimal", deadline_s=DEADLINE_S, catalog=catalog)
         )
         start = time.process_time()
-        edge = edge_margin(problem, plenty, catalog, library)
+        edge = EDGES[setup] if quick else edge_margin(problem, plenty, catalog, library)
         print(
             f"\n{setup}: edge at {edge:.1f}, {time.process_time() - start:6.1f} CPU-s", flush=True
         )
@@ -367,7 +367,7 @@ def main() -> None:
     scarce_in = {"core": core(), "extended": extended()}
     if arguments.quick:
         del scarce_in["core"]
-    pools = make_pools(scarce_in, catalog, cache)
+    pools = make_pools(scarce_in, catalog, cache, quick=arguments.quick)
     for prefix in ("",) if arguments.quick else ("", "run_"):
         change: Callable[[Problem], Problem] = as_it_runs if prefix else lambda problem: problem
         setups = {"core": change(core()), "extended": change(extended())}
