@@ -117,9 +117,11 @@ async def test_history_is_the_newest_last(tmp_path: Path, home: FleetHome) -> No
 
 
 async def test_the_plan_in_force_is_drawn_and_what_binds_it_comes_later(
-    tmp_path: Path, home: FleetHome, made: Plan
+    home: FleetHome, made: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(jobs=JobsHere()) as at:
+    # What works on what nobody waits for.
+    monkeypatch.setattr("atoll.planner.planner_service.JobRunner", JobsHere)
+    async with running() as at:
         path = "/atoll/v1/fleets/small/plan"
         _, said = await ask(at, "GET", path)
         assert said["plan"] is None
