@@ -210,7 +210,7 @@ def numbered(value: int) -> Any:
     from numba import types
     from numba.extending import intrinsic
 
-    @intrinsic  # type: ignore[misc]
+    @intrinsic  # type: ignore[untyped-decorator]
     def constant(_typing: Any) -> Any:
         def codegen(context: Any, _builder: Any, _signature: Any, _args: Any) -> Any:
             return context.get_constant(types.int64, value)
