@@ -327,11 +327,19 @@ def test_what_is_held_back_keeps_its_name_and_is_not_planned_for_every_turn(tmp_
     assert len([event for event in control.history.read() if event.kind == "plan"]) <= planned + 1
 
 
+@pytest.fixture(scope="module")
+def serving_alone(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How many serve in the end under one controller that nobody kills."""
+    world = World(rate_per_s=60.0)
+    settle(world, controller(world, tmp_path_factory.mktemp("alone")), 30)
+    return world.serving()
+
+
 @pytest.mark.parametrize(
     "after", [0, 2, 4, *(pytest.param(after, marks=pytest.mark.slow) for after in (1, 3, 5))]
 )
 def test_a_controller_that_is_killed_at_any_action_is_followed_by_another(
-    tmp_path: Path, after: int
+    tmp_path: Path, serving_alone: int, after: int
 ) -> None:
     world = World(rate_per_s=60.0, dies_after=after)
     first = controller(world, tmp_path, "one")
@@ -343,10 +351,7 @@ def test_a_controller_that_is_killed_at_any_action_is_followed_by_another(
         second.turn()
     world.pass_time(120.0)
     settle(world, second, 30)
-    alone = World(rate_per_s=60.0)
-    (tmp_path / "alone").mkdir()
-    settle(alone, controller(alone, tmp_path / "alone"), 30)
-    assert world.serving() == alone.serving()
+    assert world.serving() == serving_alone
     assert len(world.started) == len(set(world.started))
     # Nothing stands that nobody knows of.
     known = {name for name in world.statuses if second.store.find(name) is not None}
