@@ -95,7 +95,6 @@ def test_spot_nodes_are_lost_as_often_as_said() -> None:
     assert not spot_losses(plan, PROBLEM, 3600.0, 0)
 
 
-@pytest.mark.slow
 def test_promises_hold_with_a_node_lost_and_that_has_its_price() -> None:
     plain = kept(PROBLEM)
     safe = kept(PROBLEM.replace(limits=Limits(survive=1)))

@@ -77,7 +77,6 @@ def test_a_second_spot_node_is_rented_for_the_one_that_is_lost() -> None:
     assert again.is_kept
 
 
-@pytest.mark.slow
 def test_nodes_that_stay_are_rented_where_that_is_cheaper_than_two_that_go() -> None:
     found = kept(fleet(offer("spot", 0.7), offer("on-demand", 1.2)))
     assert markets(found) == ["on-demand"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import MissingDependencyError, UsageError
 from atoll.plan.files.fleet_file import parse_fleet
-from atoll.plan.plan import Plan
+from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
 from atoll.solve.array_types import Floats, Ints
@@ -335,6 +335,19 @@ def test_search_by_latency_is_no_worse_and_may_use_stages() -> None:
 def test_tables_need_something_that_fills_them() -> None:
     with pytest.raises(UsageError, match="goes by simulated latency"):
         solve(parse_fleet(SMALL), PlanRequest(effort=Effort(objective="latency")))
+
+
+@pytest.mark.parametrize(
+    ("solver", "objective", "use"),
+    [("swarm", "latency", "use flow.search or cp"), ("cp", "max-flow", "use flow.search")],
+)
+def test_an_objective_that_a_solver_does_not_know_is_refused(
+    solver: str, objective: Goal, use: str
+) -> None:
+    request = PlanRequest(solver=solver, effort=Effort(latency=toy, objective=objective))
+    with pytest.raises(UsageError, match=f"{solver} does not know the objective") as refused:
+        solve(parse_fleet(SMALL), request)
+    assert use in (refused.value.hint or "")
 
 
 def test_promises_that_nobody_keeps_have_no_plan() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
+from atoll.solve.array_types import Ints
 from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Measured
 from atoll.solve.place import refine as refining
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
-from atoll.solve.place.refine import DRAWS, MEASURED, Refined, refine
+from atoll.solve.place.placement_polish import Value
+from atoll.solve.place.refine import DRAWS, MEASURED, Measure, Refined, Split, refine
 from tests.solve.place.test_sustained import instance
 
 LONG = 1e6
@@ -44,15 +48,33 @@ def lanes(*first: int) -> list[Placement]:
     return [Placement(np.array([0, k, 0, 8]), np.array([k, 16, 8, 16])) for k in first]
 
 
-def refined(candidates: list[Placement], **changes: object) -> Refined:
-    given: dict[str, object] = {
-        "quick": lambda start, end: 1.0,
-        "deadline": Deadline(LONG),
-        "random": np.random.default_rng(3),
-        "max_runs": 60,
-    }
-    own = instance(4, 16, most=12)
-    return refine(own, candidates, (usual, other), first_node_layers, **(given | changes))  # type: ignore[arg-type]
+def refined(
+    candidates: list[Placement],
+    measure: Measure = first_node_layers,
+    splits: Sequence[Split] = (usual, other),
+    *,
+    layers: int = 16,
+    quick: Value = lambda start, end: 1.0,
+    deadline_s: float = LONG,
+    max_runs: int = 60,
+    known: Sequence[Placement] = (),
+) -> Refined:
+    return refine(
+        instance(4, layers, most=3 * layers // 4),
+        candidates,
+        splits,
+        measure,
+        quick=quick,
+        deadline=Deadline(deadline_s),
+        random=np.random.default_rng(3),
+        known=known,
+        max_runs=max_runs,
+    )
+
+
+def worthless(start: Ints, end: Ints) -> float:
+    """An analytic value for which no change is measured."""
+    return 0.0
 
 
 def test_the_best_candidate_is_found_with_its_best_flow() -> None:
@@ -72,7 +94,7 @@ def test_changes_are_kept_where_they_are_better() -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_changes_of_no_analytic_value_are_not_measured() -> None:
-    found = refined(lanes(4), quick=lambda start, end: 0.0)
+    found = refined(lanes(4), quick=worthless)
     assert found.runs == 2 * DRAWS
 
 
@@ -84,18 +106,8 @@ def test_more_work_tries_more_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     def alike(placement: Placement, carried: Flows, draw: int) -> Measured:
         return Measured(1.0, 1.0, 1.0)
 
-    own = instance(4, 16, most=12)
     runs = [
-        refine(
-            own,
-            lanes(4),
-            (usual,),
-            alike,
-            quick=lambda start, end: 1.0,
-            deadline=Deadline(LONG),
-            random=np.random.default_rng(3),
-            max_runs=most,
-        ).runs
+        refined(lanes(4), alike, (usual,), max_runs=most).runs
         for most in (usual_runs, 2 * usual_runs)
     ]
     assert runs[0] == usual_runs
@@ -104,7 +116,7 @@ def test_more_work_tries_more_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_is_measured_without_any_time() -> None:
-    found = refined(lanes(4, 7), deadline=Deadline(0.0))
+    found = refined(lanes(4, 7), deadline_s=0.0)
     assert found.runs == 1
     assert found.value == found.first
 
@@ -131,17 +143,7 @@ def test_what_answers_sooner_generates_at_most_a_twentieth_less(
         sooner = placement.end[0] == 4
         return Measured(quick_tokens_per_s if sooner else 100.0, 0.1 if sooner else 1.0, 0.1)
 
-    own = instance(4, 16, most=12)
-    found = refine(
-        own,
-        lanes(4, 7),
-        (usual,),
-        measure,
-        quick=lambda start, end: 0.0,
-        deadline=Deadline(LONG),
-        random=np.random.default_rng(3),
-        max_runs=60,
-    )
+    found = refined(lanes(4, 7), measure, (usual,), quick=worthless)
     assert found.placement.end[0] == taken
     # It would be taken by its score alone.
     assert Measured(90.0, 0.1, 0.1).score > Measured(100.0, 1.0, 0.1).score
@@ -154,17 +156,7 @@ def test_nothing_is_better_for_its_luck_under_one_draw() -> None:
         value = {7: (20.0, 1.0, 1.0), 5: (12.0, 12.0, 12.0)}.get(int(placement.end[0]), (10.0,) * 3)
         return Measured(value[draw], 1.0, 1.0)
 
-    own = instance(4, 16, most=12)
-    found = refine(
-        own,
-        lanes(4, 7, 5),
-        (usual,),
-        lucky,
-        quick=lambda start, end: 0.0,
-        deadline=Deadline(LONG),
-        random=np.random.default_rng(3),
-        max_runs=60,
-    )
+    found = refined(lanes(4, 7, 5), lucky, (usual,), quick=worthless)
     assert found.placement.end[0] == 5
     assert found.value.tokens_per_s == 12.0
 
@@ -181,18 +173,7 @@ def test_what_is_found_generates_no_less_than_what_is_known() -> None:
         known = placement.end[0] == 9
         return Measured(10.0, 1.0, 1.0) if known else Measured(9.0, 1e-3, 1.0)
 
-    own = instance(4, 16, most=12)
-    found = refine(
-        own,
-        lanes(4),
-        (usual,),
-        sooner_for_less,
-        quick=lambda start, end: 1.0,
-        deadline=Deadline(LONG),
-        random=np.random.default_rng(3),
-        known=lanes(9),
-        max_runs=30,
-    )
+    found = refined(lanes(4), sooner_for_less, (usual,), known=lanes(9), max_runs=30)
     assert found.placement.end[0] == 9
     assert found.value.tokens_per_s == 10.0
 
@@ -202,11 +183,10 @@ def test_no_try_is_spent_on_the_same_plan_once_more() -> None:
         entering = np.array([0.5, 0.25, 0.25, 0.0])
         return Flows(1.0, np.zeros((own.size, own.size)), entering, np.zeros(own.size))
 
-    def idle_changes_first(start: np.ndarray, end: np.ndarray) -> float:
+    def idle_changes_first(start: Ints, end: Ints) -> float:
         # By its analytic value nothing beats a change to the last node, which has no flow.
         return 1.0 if (start[:3].tolist(), end[:3].tolist()) == ([0, 10, 0], [10, 40, 20]) else 0.95
 
-    own = instance(4, 40, most=30)
     first = Placement(np.array([0, 10, 0, 20]), np.array([10, 40, 20, 40]))
     measured: list[tuple[list[int], list[int]]] = []
 
@@ -214,15 +194,8 @@ def test_no_try_is_spent_on_the_same_plan_once_more() -> None:
         measured.append((placement.start[:3].tolist(), placement.end[:3].tolist()))
         return Measured(1.0, 1.0, 1.0)
 
-    found = refine(
-        own,
-        [first],
-        (idle_last,),
-        measure,
-        quick=idle_changes_first,
-        deadline=Deadline(LONG),
-        random=np.random.default_rng(3),
-        max_runs=MEASURED,
+    found = refined(
+        [first], measure, (idle_last,), layers=40, quick=idle_changes_first, max_runs=MEASURED
     )
     assert found.runs == len(measured) == MEASURED
     others = [repr(ranges) for ranges in measured[DRAWS:]]

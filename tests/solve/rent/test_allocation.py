@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
 from atoll.solve.rent import rent_search, scarcity
-from atoll.solve.rent.allocation import allocate
 from atoll.solve.rent.allocation_types import (
     BOTH,
     DECODE,
@@ -21,26 +20,13 @@ from atoll.solve.rent.allocation_types import (
     RunningColumn,
 )
 from tests.seeds import examples, seeds
-from tests.solve.rent.cases import Case, faults, optimum, random_case, service, supply_of
+from tests.solve.rent.allocating import solve
+from tests.solve.rent.cases import Case, optimum, random_case, service, supply_of
 
 
-def solve(case: Case, **options: object) -> Allocation:
-    chosen: dict[str, object] = {"gap": 1e-7, "deadline_s": 60.0, **options}
-    answer = allocate(
-        case.services,
-        case.supply,
-        case.limits,
-        init_penalty=case.init_penalty,
-        running=case.running,
-        **chosen,  # type: ignore[arg-type]
-    )
-    assert faults(case, answer) == []
-    return answer
-
-
-def check_exact(case: Case, **options: object) -> Allocation:
+def check_exact(case: Case) -> Allocation:
     """Solve, and compare with the least cost there is."""
-    answer = solve(case, **options)
+    answer = solve(case)
     least = optimum(case)
     if np.isfinite(least):
         assert answer.status == "optimal"

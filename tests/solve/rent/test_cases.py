@@ -15,6 +15,7 @@ from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Setting
 from atoll.plan.validate.check import check
 from atoll.solve import solve
 from atoll.solve.plan_request import PlanRequest
+from atoll.workload.lengths import LengthMix
 from benchmarks.report import DATA
 from tests.reference.rent_ilp import RentReference
 
@@ -174,12 +175,7 @@ def test_spread_serves_what_it_can() -> None:
 
 def long_prompts(rate: float) -> Problem:
     """Requests so long that a node carries a fraction of one per second."""
-    lengths = Lengths(
-        input_mean=100_000,
-        output_mean=3000,
-        input_mean_square=1e10,
-        output_mean_square=9e6,
-    )
+    lengths = Lengths.of(LengthMix.fixed(100_000.0, 3000.0))
     service = Service(
         name="long",
         model="llama-3.1-8b",
@@ -222,9 +218,7 @@ def pipeline(rate: float) -> Problem:
         ttft_s=4.0,
         tpot_s=0.3,
         rate_per_s=rate,
-        lengths=Lengths(
-            input_mean=512, output_mean=128, input_mean_square=512.0**2, output_mean_square=128.0**2
-        ),
+        lengths=Lengths.of(LengthMix.fixed(512.0, 128.0)),
         phases="together",
     )
     offer = Offer(region="r", node_type="L40S:1", available=2, usd_per_hour=2.0)

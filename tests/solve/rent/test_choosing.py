@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
-from atoll.solve.rent.allocation import allocate
 from atoll.solve.rent.allocation_types import BOTH
 from atoll.solve.rent.choosing import search
 from atoll.solve.rent.choosing.decomposition import evaluate_levels, level_slacks
@@ -21,6 +20,7 @@ from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
 from atoll.solve.rent.relaxation import Prices, market_prices
 from atoll.solve.rent.rent_search import SMALL, oracles_of
 from tests.seeds import examples, seeds
+from tests.solve.rent.allocating import solve
 from tests.solve.rent.cases import Case, faults, model_of, service, supply_of
 from tests.solve.rent.choosing_cases import ChoiceCase, optima, random_choices
 
@@ -245,13 +245,7 @@ def test_the_least_error_that_is_possible_is_planned_exactly(seed: int, floor: f
     # Nobody asks about errors where these are all the levels that there are.
     fixed = dict.fromkeys(choice.ways, 0.0) | {best: 1.0 - floor, worst: floor}
     plain, _ = settled(given, fixed)
-    alone = allocate(
-        plain.services,
-        plain.supply,
-        plain.limits,
-        init_penalty=plain.init_penalty,
-        running=plain.running,
-    )
+    alone = solve(plain)
     assert found.objective == pytest.approx(alone.objective, rel=1e-3)
     assert found.bound >= found.objective * (1 - 2e-3)
 

@@ -15,16 +15,16 @@ from atoll.solve import deadline
 from atoll.solve.deadline import Deadline
 from atoll.solve.lp import LinearProgram, LpResult, MipResult
 from atoll.solve.rent import mix_master, relaxation, rent_search, scarcity
-from atoll.solve.rent.allocation import allocate, rent_model
+from atoll.solve.rent.allocation import rent_model
 from atoll.solve.rent.allocation_types import BOTH, Allocation, AllocationLimits, Shortage
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import Solution
 from atoll.solve.rent.relaxation import Evaluation
 from atoll.solve.rent.scarcity import EXACT
 from tests.seeds import examples, seeds
+from tests.solve.rent.allocating import solve
 from tests.solve.rent.cases import (
     Case,
-    faults,
     model_of,
     only,
     optimum,
@@ -34,17 +34,6 @@ from tests.solve.rent.cases import (
 )
 
 CLOSE = 1.1 * EXACT
-
-
-def solve(
-    case: Case, on_shortage: Shortage = "fraction", deadline_s: float = 60.0, gap: float = 1e-7
-) -> Allocation:
-    answer = allocate(
-        case.services, case.supply, case.limits, init_penalty=case.init_penalty,
-        running=case.running, on_shortage=on_shortage, deadline_s=deadline_s, gap=gap,
-    )  # fmt: skip
-    assert faults(case, answer) == []
-    return answer
 
 
 def scarce_case(seed: int) -> Case:

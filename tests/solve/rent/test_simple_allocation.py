@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.solve.array_types import Ints
 from atoll.solve.rent import simple_allocation
-from atoll.solve.rent.allocation import allocate, simplify
+from atoll.solve.rent.allocation import simplify
 from atoll.solve.rent.allocation_types import (
     BOTH,
     DECODE,
@@ -28,23 +28,10 @@ from atoll.solve.rent.allocation_types import (
 from atoll.solve.rent.items import RentModel
 from atoll.solve.rent.simple_allocation import SimpleGoal
 from tests.seeds import examples, seeds
+from tests.solve.rent.allocating import solve
 from tests.solve.rent.cases import Case, faults, random_case, service, supply_of
 
 MOST = 20.0
-
-
-def solve(case: Case) -> Allocation:
-    answer = allocate(
-        case.services,
-        case.supply,
-        case.limits,
-        init_penalty=case.init_penalty,
-        running=case.running,
-        gap=1e-7,
-        deadline_s=60.0,
-    )
-    assert faults(case, answer) == []
-    return answer
 
 
 def solve_simply(

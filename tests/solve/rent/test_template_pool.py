@@ -9,8 +9,8 @@ import pytest
 
 from atoll.solve.deadline import Deadline
 from atoll.solve.rent import allocation, rent_search
-from atoll.solve.rent.allocation import allocate, rent_model
-from atoll.solve.rent.allocation_types import DECODE, PREFILL, Allocation
+from atoll.solve.rent.allocation import rent_model
+from atoll.solve.rent.allocation_types import DECODE, PREFILL
 from atoll.solve.rent.incumbent import Work
 from atoll.solve.rent.items import RentModel
 from atoll.solve.rent.many.fluid_program import FluidProgram
@@ -19,7 +19,8 @@ from atoll.solve.rent.rent_search import oracles_of
 from atoll.solve.rent.service_oracle import ServiceOracle
 from atoll.solve.rent.template_pool import TemplatePool
 from tests.seeds import seeds
-from tests.solve.rent.cases import Case, faults, optimum, random_case, service, supply_of
+from tests.solve.rent.allocating import solve
+from tests.solve.rent.cases import Case, optimum, random_case, service, supply_of
 
 
 def many_templates(seed: int, available: int = 9, regions: int = 6) -> Case:
@@ -61,19 +62,6 @@ def twice_as_much(case: Case) -> Case:
     return replace(case, services=services)
 
 
-def solve(case: Case, gap: float = 1e-3) -> Allocation:
-    answer = allocate(
-        case.services,
-        case.supply,
-        case.limits,
-        init_penalty=case.init_penalty,
-        running=case.running,
-        gap=gap,
-    )
-    assert faults(case, answer) == []
-    return answer
-
-
 @pytest.mark.parametrize("seed", seeds(6))
 def test_a_pool_has_the_bound_of_all_templates_at_its_prices(seed: int) -> None:
     case = many_templates(seed)
@@ -106,10 +94,10 @@ def test_what_is_found_of_a_pool_is_sound(
     seed: int, scarce: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = random_case(seed, regions=2 + seed % 2, scarce=scarce, running=seed % 2 == 1)
-    plain = solve(case)
+    plain = solve(case, gap=1e-3)
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
     monkeypatch.setattr(rent_search, "MANY_TABLES", -1)
-    answer = solve(case)
+    answer = solve(case, gap=1e-3)
     assert answer.fraction_bound >= plain.fraction_bound - 1e-3 or answer.served.min() == 1.0
     least = optimum(case)
     if np.isfinite(least) and answer.served.min(initial=1.0) == 1.0:
@@ -125,7 +113,7 @@ def test_a_dive_comes_near_the_best(
     plain = solve(case, gap=1e-2)
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
     monkeypatch.setattr(rent_search, "MANY_TABLES", -1)
-    answer = solve(case)
+    answer = solve(case, gap=1e-3)
     assert plain.served.min() == answer.served.min() == 1.0
     assert answer.bound <= plain.objective + 1e-6
     assert plain.bound <= answer.objective <= 1.1 * plain.objective
@@ -141,7 +129,7 @@ def test_a_search_comes_near_the_most_that_can_be_served(
     most = optimum(case, "common")
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
     monkeypatch.setattr(rent_search, "MANY_TABLES", -1)
-    answer = solve(case)
+    answer = solve(case, gap=1e-3)
     served = answer.served.min()
     assert answer.status == "partial"
     assert part * most <= served <= most + 1e-6
@@ -156,7 +144,7 @@ def test_what_a_search_finds_is_served_at_the_least_cost(monkeypatch: pytest.Mon
     case = twice_as_much(many_templates(6, available=5))
     monkeypatch.setattr(allocation, "_MANY_ITEMS", -1)
     monkeypatch.setattr(rent_search, "MANY_TABLES", -1)
-    answer = solve(case)
+    answer = solve(case, gap=1e-3)
     least = optimum(case, "cost", (answer.served * (1.0 - 1e-8)).tolist())
     assert answer.usd_per_hour == pytest.approx(least, rel=1e-3)
 
@@ -192,7 +180,7 @@ def test_parts_of_instances_price_what_is_short(seed: int) -> None:
     unserved = program.relax(np.inf).objective
     oracles = oracles_of(model)
     left = evaluate(model, oracles, "common", prices, np.zeros(2)).value
-    most = solve(case).served.min()
+    most = solve(case, gap=1e-3).served.min()
     # Whole instances serve no more than parts, and what is proven at these prices is at least that.
     assert most < 1.0
     assert most <= 1.0 - left + 1e-6
