@@ -106,7 +106,9 @@ def test_sums_by_two(url: str) -> None:
     """Each agrees with the sums by either of the two, and rows are in their order."""
     asyncio.run(fill(url))
     single = tables(url, SUMS)
-    for (one, two), both in tables(url, combinations(SUMS, 2)).items():
+    for pair, both in tables(url, combinations(SUMS, 2)).items():
+        assert isinstance(pair, tuple)
+        one, two = pair
         assert all(tuple(row) == columns_of((one, two)) for row in both)
         assert [row[one] for row in both] == sorted(row[one] for row in both)
         pairs = [(by, row) for by in (one, two) for row in single[by]]
