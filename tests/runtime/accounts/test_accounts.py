@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -74,14 +74,6 @@ async def world(url: str, journal: Path, **more: object) -> AsyncIterator[World]
         await other.close()
 
 
-def run(url: str, journal: Path, story: Callable[[World], Awaitable[None]], **more: object) -> None:
-    async def main() -> None:
-        async with world(url, journal, **more) as it:
-            await story(it)
-
-    asyncio.run(main())
-
-
 @pytest.fixture
 def lite(tmp_path: Path) -> str:
     return sqlite_url(tmp_path)
@@ -93,8 +85,8 @@ def refusal(call: Callable[[], object]) -> ApiError:
     return refused.value
 
 
-def test_who_has_no_key_is_refused(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_who_has_no_key_is_refused(lite: str, tmp_path: Path) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, key_id = await it.key(owner="me", policy=Policy(regions=("eu",)))
         grant = it.accounts.admit(header, "m")
         assert grant == (key_id, "me", Policy(regions=("eu",)), True, ())
@@ -109,11 +101,11 @@ def test_who_has_no_key_is_refused(lite: str, tmp_path: Path) -> None:
             assert body["type"] == "authentication_error"
         assert it.accounts.refused == {401: 6}
 
-    run(lite, tmp_path / "j", story)
 
-
-def test_without_required_keys_anybody_comes_in_but_no_wrong_key(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_without_required_keys_anybody_comes_in_but_no_wrong_key(
+    lite: str, tmp_path: Path
+) -> None:
+    async with world(lite, tmp_path / "j", required=False) as it:
         header, _ = await it.key()
         assert it.accounts.admit(None, "m").key_id is None
         assert it.accounts.admit(b"Bearer sk-whatever", "m").key_id is None
@@ -126,11 +118,9 @@ def test_without_required_keys_anybody_comes_in_but_no_wrong_key(lite: str, tmp_
         assert row["key_id"] is None
         assert row["completion_tokens"] == 5
 
-    run(lite, tmp_path / "j", story, required=False)
 
-
-def test_a_key_without_the_model_is_403(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_a_key_without_the_model_is_403(lite: str, tmp_path: Path) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _ = await it.key(models=("llama-*",))
         grant = it.accounts.admit(header, "llama-3")
         error = refusal(lambda: it.accounts.admit(header, "gpt"))
@@ -140,11 +130,9 @@ def test_a_key_without_the_model_is_403(lite: str, tmp_path: Path) -> None:
             "llama-4",
         )
 
-    run(lite, tmp_path / "j", story)
 
-
-def test_revoked_and_expired_keys_stop_working(url: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_revoked_and_expired_keys_stop_working(url: str, tmp_path: Path) -> None:
+    async with world(url, tmp_path / "j") as it:
         header, key_id = await it.key()
         old, _ = await it.key(expires_s=NOON_S + 10)
         it.accounts.admit(header, "m")
@@ -157,11 +145,9 @@ def test_revoked_and_expired_keys_stop_working(url: str, tmp_path: Path) -> None
         assert error.status == 401
         assert "expired" in error.message
 
-    run(url, tmp_path / "j", story)
 
-
-def test_requests_per_minute(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_requests_per_minute(lite: str, tmp_path: Path) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _ = await it.key(requests_per_min=3)
         other, _ = await it.key(requests_per_min=3)
         for _ in range(3):
@@ -178,11 +164,11 @@ def test_requests_per_minute(lite: str, tmp_path: Path) -> None:
         it.request(header)
         assert refusal(lambda: it.accounts.admit(header, "m")).status == 429
 
-    run(lite, tmp_path / "j", story)
 
-
-def test_tokens_per_minute_are_charged_while_an_answer_grows(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_tokens_per_minute_are_charged_while_an_answer_grows(
+    lite: str, tmp_path: Path
+) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _ = await it.key(tokens_per_min=60)
         grant = it.accounts.admit(header, "m")
         slot = it.accounts.opened(grant, "r", "m", "e")
@@ -197,11 +183,9 @@ def test_tokens_per_minute_are_charged_while_an_answer_grows(lite: str, tmp_path
         it.now_s = 41.0
         it.accounts.admit(header, "m")
 
-    run(lite, tmp_path / "j", story)
 
-
-def test_requests_at_once(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_requests_at_once(lite: str, tmp_path: Path) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _ = await it.key(concurrent=2)
         grant = it.accounts.admit(header, "m")
         slots = [it.accounts.opened(grant, "r", "m", "e") for _ in range(2)]
@@ -210,8 +194,6 @@ def test_requests_at_once(lite: str, tmp_path: Path) -> None:
         assert error.retry_after_s == 1
         it.accounts.closed(slots[0], grant, record())
         it.accounts.admit(header, "m")
-
-    run(lite, tmp_path / "j", story)
 
 
 async def test_quotas_are_of_all_gateways_together(url: str, tmp_path: Path) -> None:
@@ -236,27 +218,20 @@ async def test_quotas_are_of_all_gateways_together(url: str, tmp_path: Path) -> 
         assert used[key_id] == {"total": Counted(100), "2027-01-15": Counted(100)}
 
 
-def test_a_quota_is_known_at_once_here_and_after_a_restart(url: str, tmp_path: Path) -> None:
-    header = b""
-
-    async def story(it: World) -> None:
-        nonlocal header
+async def test_a_quota_is_known_at_once_here_and_after_a_restart(url: str, tmp_path: Path) -> None:
+    async with world(url, tmp_path / "j") as it:
         header, _ = await it.key(tokens_total=15)
         it.request(header)
         error = refusal(lambda: it.accounts.admit(header, "m"))
         assert error.code == "insufficient_quota"
         assert error.retry_after_s is None
-
-    async def again(it: World) -> None:
+    async with world(url, tmp_path / "j") as it:
         await it.accounts.sync()
         assert refusal(lambda: it.accounts.admit(header, "m")).code == "insufficient_quota"
 
-    run(url, tmp_path / "j", story)
-    run(url, tmp_path / "j", again)
 
-
-def test_running_answers_count_towards_a_quota(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_running_answers_count_towards_a_quota(lite: str, tmp_path: Path) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _ = await it.key(tokens_total=50)
         grant = it.accounts.admit(header, "m")
         slot = it.accounts.opened(grant, "r", "m", "e")
@@ -266,11 +241,9 @@ def test_running_answers_count_towards_a_quota(lite: str, tmp_path: Path) -> Non
         it.accounts.closed(slot, grant, record(prompt=0, completion=40))
         it.accounts.admit(header, "m")
 
-    run(lite, tmp_path / "j", story)
 
-
-def test_what_was_used_is_written_down_with_its_cost(url: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_what_was_used_is_written_down_with_its_cost(url: str, tmp_path: Path) -> None:
+    async with world(url, tmp_path / "j", prices={"m": TokenPrice(5.0, 7.0)}) as it:
         header, key_id = await it.key()
         grant = it.accounts.admit(header, "m")
         slot = it.accounts.opened(grant, "same-id", "m", "e")
@@ -299,11 +272,11 @@ def test_what_was_used_is_written_down_with_its_cost(url: str, tmp_path: Path) -
         assert it.accounts.stats()["unwritten"] == 0
         assert it.accounts.stats()["journal_bytes"] == 0
 
-    run(url, tmp_path / "j", story, prices={"m": TokenPrice(5.0, 7.0)})
 
-
-def test_a_key_that_is_not_tracked_leaves_only_what_quotas_need(url: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_a_key_that_is_not_tracked_leaves_only_what_quotas_need(
+    url: str, tmp_path: Path
+) -> None:
+    async with world(url, tmp_path / "j") as it:
         free, free_id = await it.key(track=False)
         metered, metered_id = await it.key(track=False, tokens_total=100)
         for header in (free, metered):
@@ -319,34 +292,24 @@ def test_a_key_that_is_not_tracked_leaves_only_what_quotas_need(url: str, tmp_pa
         assert {row["key_id"] for row in counters} == {metered_id}
         assert {row["tokens"] for row in counters} == {15}
 
-    run(url, tmp_path / "j", story)
 
-
-def test_what_ran_when_a_gateway_died_is_counted_by_the_next(url: str, tmp_path: Path) -> None:
-    key_id = ""
-
-    async def dies(it: World) -> None:
-        nonlocal key_id
+async def test_what_ran_when_a_gateway_died_is_counted_by_the_next(
+    url: str, tmp_path: Path
+) -> None:
+    async with world(url, tmp_path / "j") as it:
         header, key_id = await it.key(tokens_total=10**6)
         grant = it.accounts.admit(header, "m")
         slot = it.accounts.opened(grant, "cut", "m", "e")
         it.accounts.delivered(slot, 123)
-
-    async def again(it: World) -> None:
-        await it.accounts.sync()
-        (row,) = await it.rows(schema.operations)
-        assert (row["request_id"], row["outcome"], row["completion_tokens"]) == (
-            "cut",
-            "crashed",
-            123,
-        )
-        assert row["estimated"] is True
-        used = await it.database.counters([key_id], ["total"])
-        assert used[key_id]["total"] == Counted(123)
-
-    run(url, tmp_path / "j", dies)
-    run(url, tmp_path / "j", again)
-    run(url, tmp_path / "j", again)
+    for _ in range(2):
+        async with world(url, tmp_path / "j") as it:
+            await it.accounts.sync()
+            (row,) = await it.rows(schema.operations)
+            said = (row["request_id"], row["outcome"], row["completion_tokens"])
+            assert said == ("cut", "crashed", 123)
+            assert row["estimated"] is True
+            used = await it.database.counters([key_id], ["total"])
+            assert used[key_id]["total"] == Counted(123)
 
 
 class Broken(Database):
@@ -371,8 +334,10 @@ class Broken(Database):
             raise OSError("gone")
 
 
-def test_without_its_database_a_gateway_goes_on_and_catches_up(url: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_without_its_database_a_gateway_goes_on_and_catches_up(
+    url: str, tmp_path: Path
+) -> None:
+    async with world(url, tmp_path / "j") as it:
         header, _ = await it.key(tokens_total=10**6)
         database = it.accounts._database
         database.__class__ = Broken
@@ -396,11 +361,11 @@ def test_without_its_database_a_gateway_goes_on_and_catches_up(url: str, tmp_pat
         assert it.accounts.stats()["journal_bytes"] == 0
         assert it.accounts.stats()["unwritten"] == 0
 
-    run(url, tmp_path / "j", story)
 
-
-def test_a_commit_whose_answer_was_lost_is_not_written_twice(url: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_a_commit_whose_answer_was_lost_is_not_written_twice(
+    url: str, tmp_path: Path
+) -> None:
+    async with world(url, tmp_path / "j") as it:
         header, key_id = await it.key(tokens_total=10**6)
         it.request(header)
         database = it.accounts._database
@@ -418,11 +383,9 @@ def test_a_commit_whose_answer_was_lost_is_not_written_twice(url: str, tmp_path:
         assert used[key_id]["total"] == Counted(30)
         assert it.accounts._keys[key_id].usage.count("total") == Counted(30)
 
-    run(url, tmp_path / "j", story)
 
-
-def test_a_journal_that_is_full_says_so_and_loses_nothing(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_a_journal_that_is_full_says_so_and_loses_nothing(lite: str, tmp_path: Path) -> None:
+    async with world(lite, tmp_path / "j", journal_bytes=1000) as it:
         header, _ = await it.key()
         database = it.accounts._database
         database.__class__ = Broken
@@ -447,15 +410,13 @@ def test_a_journal_that_is_full_says_so_and_loses_nothing(lite: str, tmp_path: P
         it.accounts.admit(header, "m")
         assert len(await it.rows(schema.operations)) == made + 1
 
-    run(lite, tmp_path / "j", story, journal_bytes=1000)
 
-
-def test_rows_that_are_never_taken_are_set_aside(lite: str, tmp_path: Path) -> None:
+async def test_rows_that_are_never_taken_are_set_aside(lite: str, tmp_path: Path) -> None:
     class Picky(Database):
         async def write(self, segment: str, rows: object) -> bool:
             raise ValueError("no such rows")
 
-    async def story(it: World) -> None:
+    async with world(lite, tmp_path / "j", required=False) as it:
         it.accounts._database.__class__ = Picky
         it.request(None)
         assert await it.accounts.sync()
@@ -463,11 +424,11 @@ def test_rows_that_are_never_taken_are_set_aside(lite: str, tmp_path: Path) -> N
         assert len(list((tmp_path / "j" / "0").glob("*.refused"))) == 1
         assert it.accounts.stats()["journal_bytes"] == 0
 
-    run(lite, tmp_path / "j", story, required=False)
 
-
-def test_nonsense_counts_of_an_engine_do_not_break_the_ledger(url: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_nonsense_counts_of_an_engine_do_not_break_the_ledger(
+    url: str, tmp_path: Path
+) -> None:
+    async with world(url, tmp_path / "j", required=False) as it:
         for prompt, completion in ((-5, 3), (10**30, 2**63)):
             it.request(None, prompt=prompt, completion=completion)
         await it.accounts.sync()
@@ -477,22 +438,18 @@ def test_nonsense_counts_of_an_engine_do_not_break_the_ledger(url: str, tmp_path
         )
         assert found == [(0, 3), (2**26, 2**26)]
 
-    run(url, tmp_path / "j", story, required=False)
 
-
-def test_too_many_at_once_for_the_journal_is_503(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_too_many_at_once_for_the_journal_is_503(lite: str, tmp_path: Path) -> None:
+    async with world(lite, tmp_path / "j", required=False) as it:
         grant = it.accounts.admit(None, "m")
         slots = [it.accounts.opened(grant, "r", "m", "e") for _ in range(16)]
         assert refusal(lambda: it.accounts.opened(grant, "r", "m", "e")).status == 503
         it.accounts.closed(slots[0], grant, record())
         it.accounts.opened(grant, "r", "m", "e")
 
-    run(lite, tmp_path / "j", story, required=False)
 
-
-def test_a_changed_key_keeps_what_it_has_used(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_a_changed_key_keeps_what_it_has_used(lite: str, tmp_path: Path) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _key_id = await it.key(requests_per_min=2)
         it.request(header)
         it.request(header)
@@ -504,11 +461,9 @@ def test_a_changed_key_keeps_what_it_has_used(lite: str, tmp_path: Path) -> None
         it.request(header)
         assert refusal(lambda: it.accounts.admit(header, "m")).status == 429
 
-    run(lite, tmp_path / "j", story)
 
-
-def test_secrets_are_nowhere(lite: str, tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_secrets_are_nowhere(lite: str, tmp_path: Path) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, key_id = await it.key(tokens_total=1)
         secret = header.decode().split("-")[2]
         it.request(header)
@@ -523,8 +478,6 @@ def test_secrets_are_nowhere(lite: str, tmp_path: Path) -> None:
         held = [p for p in tmp_path.rglob("*") if p.is_file()]
         assert held
         assert not any(secret.encode() in path.read_bytes() for path in held)
-
-    run(lite, tmp_path / "j", story)
 
 
 async def test_it_follows_the_database_by_itself(url: str, tmp_path: Path) -> None:
@@ -553,7 +506,7 @@ async def test_it_follows_the_database_by_itself(url: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_postgresql_that_goes_away_and_comes_back(postgres: str, tmp_path: Path) -> None:
+async def test_a_postgresql_that_goes_away_and_comes_back(postgres: str, tmp_path: Path) -> None:
     import psycopg
 
     url = fresh_database(postgres)
@@ -568,7 +521,7 @@ def test_a_postgresql_that_goes_away_and_comes_back(postgres: str, tmp_path: Pat
                     (name,),
                 )
 
-    async def story(it: World) -> None:
+    async with world(url, tmp_path / "j") as it:
         header, key_id = await it.key(tokens_total=10**6)
         it.request(header)
         let_in(False)
@@ -583,16 +536,14 @@ def test_a_postgresql_that_goes_away_and_comes_back(postgres: str, tmp_path: Pat
         assert used[key_id]["total"] == Counted(30)
         assert it.notes.names().count("accounts.database_away") == 1
 
-    run(url, tmp_path / "j", story)
 
-
-def test_a_full_disk_refuses_the_next_and_says_so_once(
+async def test_a_full_disk_refuses_the_next_and_says_so_once(
     lite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_space(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def story(it: World) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _ = await it.key()
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", no_space)
@@ -608,5 +559,3 @@ def test_a_full_disk_refuses_the_next_and_says_so_once(
         it.request(header)
         await it.accounts.sync()
         assert len(await it.rows(schema.operations)) == 2
-
-    run(lite, tmp_path / "j", story)

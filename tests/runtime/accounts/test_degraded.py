@@ -20,7 +20,7 @@ from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.gaps import read_gaps
 from tests.runtime.accounts.helpers import record, sqlite_url
-from tests.runtime.accounts.test_accounts import NOON_S, World, refusal, run
+from tests.runtime.accounts.test_accounts import NOON_S, refusal, world
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def no_space(*_: object) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_told_to_serve_a_full_disk_lets_requests_in_and_marks_the_ledger(
+async def test_told_to_serve_a_full_disk_lets_requests_in_and_marks_the_ledger(
     lite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(it: World) -> None:
+    async with world(lite, tmp_path / "j") as it:
         it.accounts.on_full_disk = "serve"
         header, _ = await it.key(tokens_total=1000)
         with monkeypatch.context() as patch:
@@ -67,13 +67,11 @@ def test_told_to_serve_a_full_disk_lets_requests_in_and_marks_the_ledger(
         modes = [f["mode"] for name, f in it.notes.events if name == "accounts.journal_full"]
         assert modes == ["serve"]
 
-    run(lite, tmp_path / "j", story)
 
-
-def test_told_to_serve_a_journal_at_its_limit_forgets_and_says_how_many(
+async def test_told_to_serve_a_journal_at_its_limit_forgets_and_says_how_many(
     lite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def story(it: World) -> None:
+    async with world(lite, tmp_path / "j", journal_bytes=2000) as it:
         it.accounts.on_full_disk = "serve"
         header, _ = await it.key()
 
@@ -98,18 +96,17 @@ def test_told_to_serve_a_journal_at_its_limit_forgets_and_says_how_many(
         assert len(await it.rows(schema.operations)) == kept + 1  # type: ignore[operator]
         (gap,) = await read_gaps(it.database)
         assert (gap.lost, gap.until_s) == (5, NOON_S)
-
-    run(lite, tmp_path / "j", story, journal_bytes=2000)
-    assert run_command(["usage", "--db", lite]) == 0
+    assert await asyncio.to_thread(run_command, ["usage", "--db", lite]) == 0
     assert "served on a full disk: 5 requests are missing" in capsys.readouterr().err
-    assert run_command(["usage", "--db", lite, "--since", "2027-02-01"]) == 0
+    later = ["usage", "--db", lite, "--since", "2027-02-01"]
+    assert await asyncio.to_thread(run_command, later) == 0
     assert "full disk" not in capsys.readouterr().err
 
 
-def test_refused_requests_say_so_by_a_code(
+async def test_refused_requests_say_so_by_a_code(
     lite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(it: World) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _ = await it.key()
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", no_space)
@@ -121,10 +118,8 @@ def test_refused_requests_say_so_by_a_code(
             it.accounts.admit(header, "m")
         await it.accounts.sync()
 
-    run(lite, tmp_path / "j", story)
 
-
-def test_a_segment_that_cannot_be_removed_is_written_once(
+async def test_a_segment_that_cannot_be_removed_is_written_once(
     lite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system that became read-only is not a database that went away."""
@@ -132,7 +127,7 @@ def test_a_segment_that_cannot_be_removed_is_written_once(
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    async def story(it: World) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _ = await it.key(tokens_total=10**6)
         it.request(header)
         with monkeypatch.context() as patch:
@@ -148,15 +143,12 @@ def test_a_segment_that_cannot_be_removed_is_written_once(
         assert len(await it.rows(schema.operations)) == 1
         assert not await it.rows(schema.segments)
 
-    run(lite, tmp_path / "j", story)
 
-
-def test_a_database_that_another_program_locks_costs_nothing_but_time(
+async def test_a_database_that_another_program_locks_costs_nothing_but_time(
     lite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_module, "_BUSY_S", 0.05)
-
-    async def story(it: World) -> None:
+    async with world(lite, tmp_path / "j") as it:
         header, _ = await it.key(tokens_total=10**6)
         lock = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
         lock.execute("BEGIN EXCLUSIVE")
@@ -171,8 +163,6 @@ def test_a_database_that_another_program_locks_costs_nothing_but_time(
         assert len(await it.rows(schema.operations)) == 3
         assert {row["tokens"] for row in await it.rows(schema.counters)} == {45}
         assert it.notes.names().count("accounts.database_away") == 1
-
-    run(lite, tmp_path / "j", story)
 
 
 def test_a_locked_or_broken_database_is_one_line_at_the_start(

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,16 +79,8 @@ async def place(folder: Path, *engines: ScriptedEngine) -> AsyncIterator[Place]:
         os.close(handle)
 
 
-def run(folder: Path, story: Callable[[Place], Awaitable[None]], *engines: ScriptedEngine) -> None:
-    async def main() -> None:
-        async with place(folder, *engines) as it:
-            await story(it)
-
-    asyncio.run(main())
-
-
-def test_who_is_let_in_and_who_is_not(tmp_path: Path) -> None:
-    async def story(it: Place) -> None:
+async def test_who_is_let_in_and_who_is_not(tmp_path: Path) -> None:
+    async with place(tmp_path, ScriptedEngine(), ScriptedEngine(model="other")) as it:
         key = await it.key(models=("m",), requests_per_min=2)
         assert (await it.ask(None)).status == 401
         assert (await it.ask("sk-other")).status == 401
@@ -102,10 +94,8 @@ def test_who_is_let_in_and_who_is_not(tmp_path: Path) -> None:
         assert int(slower.headers["retry-after"]) in (29, 30)
         assert slower.json["error"]["code"] == "rate_limit_exceeded"
 
-    run(tmp_path, story, ScriptedEngine(), ScriptedEngine(model="other"))
 
-
-def test_models_are_those_that_the_policy_of_the_key_permits(tmp_path: Path) -> None:
+async def test_models_are_those_that_the_policy_of_the_key_permits(tmp_path: Path) -> None:
     """A model of which every node is forbidden is not there; what changes shows at once."""
 
     async def listed(it: Place, key: str) -> list[str]:
@@ -117,11 +107,11 @@ def test_models_are_those_that_the_policy_of_the_key_permits(tmp_path: Path) -> 
             assert one.status == (200 if name in names else 404), name
         return names
 
-    async def story(it: Place) -> None:
+    async with place(tmp_path, ScriptedEngine(), ScriptedEngine(model="other")) as it:
         pool, gateway = it.bench.gateway.pool, it.bench.gateway
-        place = pool.members["e1"].backend
+        far = pool.members["e1"].backend
         pool.update(
-            place.model_copy(update={"metadata": {"region": "eu-1"}, "aliases": {"small": "other"}})
+            far.model_copy(update={"metadata": {"region": "eu-1"}, "aliases": {"small": "other"}})
         )
         shares = {"shares": {"m": 1, "other": 1}}
         gateway.configure(
@@ -138,18 +128,15 @@ def test_models_are_those_that_the_policy_of_the_key_permits(tmp_path: Path) -> 
         assert await listed(it, await it.key(policy={"providers": ("ETH",)})) == []
         narrow = await it.key(policy={"regions": ("eu",)}, models=("m", "small"))
         assert await listed(it, narrow) == ["small"]
-        pool.update(place.model_copy(update={"metadata": {"region": "us"}}))
+        pool.update(far.model_copy(update={"metadata": {"region": "us"}}))
         assert await listed(it, key) == []
         pool.update(pool.members["e0"].backend.model_copy(update={"metadata": {"region": "eu"}}))
         assert await listed(it, key) == ["chat", "m", "both"]
 
-    run(tmp_path, story, ScriptedEngine(), ScriptedEngine(model="other"))
 
-
-def test_the_ledger_has_what_clients_received_through_failures(tmp_path: Path) -> None:
+async def test_the_ledger_has_what_clients_received_through_failures(tmp_path: Path) -> None:
     faults = [Fault("die", 5), Fault("500"), Fault("none"), Fault("end_early", 3)]
-
-    async def story(it: Place) -> None:
+    async with place(tmp_path, ScriptedEngine(faults=faults), ScriptedEngine()) as it:
         key = await it.key()
         received = prompts = 0
         for number in range(6):
@@ -169,13 +156,10 @@ def test_the_ledger_has_what_clients_received_through_failures(tmp_path: Path) -
         assert len(parts) > len(rows)
         assert "failed" in {part.outcome for part in parts}
 
-    run(tmp_path, story, ScriptedEngine(faults=faults), ScriptedEngine())
 
-
-def test_keys_are_in_no_log_and_reach_no_engine(tmp_path: Path) -> None:
+async def test_keys_are_in_no_log_and_reach_no_engine(tmp_path: Path) -> None:
     engine = ScriptedEngine(faults=[Fault("500")])
-
-    async def story(it: Place) -> None:
+    async with place(tmp_path, engine, ScriptedEngine()) as it:
         key = await it.key(requests_per_min=2)
         secret = key.split("-")[2]
         assert (await it.ask(key)).status == 200
@@ -190,13 +174,10 @@ def test_keys_are_in_no_log_and_reach_no_engine(tmp_path: Path) -> None:
         assert engine.seen
         assert not any(secret in str(seen) for seen in engine.seen)
 
-    run(tmp_path, story, engine, ScriptedEngine())
 
-
-def test_slow_readers_pay_for_what_they_got(tmp_path: Path) -> None:
+async def test_slow_readers_pay_for_what_they_got(tmp_path: Path) -> None:
     """A client that stops reading and leaves is billed what its machine had got, not what lay in buffers."""
-
-    async def story(it: Place) -> None:
+    async with place(tmp_path, ScriptedEngine(kind="openai")) as it:
         key = await it.key()
         raw = json.dumps(chat(stream=True, max_tokens=9000, ignore_eos=True)).encode()
         slow = socket.socket()
@@ -229,5 +210,3 @@ def test_slow_readers_pay_for_what_they_got(tmp_path: Path) -> None:
         read = sum(b'"content":' in event and b'"role"' not in event for event in whole)
         assert abs(row.completion_tokens - read) <= 1
         assert row.completion_tokens < sent / 2
-
-    run(tmp_path, story, ScriptedEngine(kind="openai"))

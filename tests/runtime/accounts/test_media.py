@@ -26,7 +26,7 @@ from atoll.runtime.accounts.ledger import rows_of
 from atoll.runtime.accounts.slots import NO_MEDIA, MediaCounts, make_slots, read_slots
 from atoll.runtime.openai import Usage
 from tests.runtime.accounts.helpers import record
-from tests.runtime.accounts.test_gateway import Place, run
+from tests.runtime.accounts.test_gateway import place
 from tests.runtime.gateway.engine import Fault
 from tests.runtime.gateway.graph_server import ScriptedGraphServer
 from tests.runtime.gateway.test_form import FILE, TYPE, form
@@ -148,8 +148,10 @@ def test_a_database_of_the_version_before_is_brought_up_to_date(tmp_path: Path) 
     asyncio.run(look())
 
 
-def test_what_graph_servers_did_is_in_the_ledger_once_even_after_failover(tmp_path: Path) -> None:
-    async def story(it: Place) -> None:
+async def test_what_graph_servers_did_is_in_the_ledger_once_even_after_failover(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path, ScriptedGraphServer(), ScriptedGraphServer()) as it:
         key = await it.key(tokens_total=10**9)
         header = f"authorization: Bearer {key}\r\n"
         it.bench.engines[0].faults += [Fault("503"), Fault("die_before_head"), Fault("die_after")]
@@ -171,11 +173,9 @@ def test_what_graph_servers_did_is_in_the_ledger_once_even_after_failover(tmp_pa
         (total,) = [c for c in await it.rows(schema.counters) if c.period == "total"]
         assert (total.audio_ms, total.pixels) == (6500, 128 * 128)
 
-    run(tmp_path, story, ScriptedGraphServer(), ScriptedGraphServer())
 
-
-def test_sound_and_pictures_have_quotas(tmp_path: Path) -> None:
-    async def story(it: Place) -> None:
+async def test_sound_and_pictures_have_quotas(tmp_path: Path) -> None:
+    async with place(tmp_path, ScriptedGraphServer()) as it:
         key = await it.key(audio_seconds_total=2)
         header = f"authorization: Bearer {key}\r\n"
         for _ in range(2):
@@ -194,11 +194,9 @@ def test_sound_and_pictures_have_quotas(tmp_path: Path) -> None:
         reply = await it.bench.post("/v1/images/generations", drawing, other)
         assert (reply.status, int(reply.headers["retry-after"]) > 0) == (429, True)
 
-    run(tmp_path, story, ScriptedGraphServer())
 
-
-def test_a_gateway_that_dies_has_written_down_what_was_heard(tmp_path: Path) -> None:
-    async def story(it: Place) -> None:
+async def test_a_gateway_that_dies_has_written_down_what_was_heard(tmp_path: Path) -> None:
+    async with place(tmp_path, ScriptedGraphServer(step_s=0.05)) as it:
         key = await it.key(tokens_total=10**9)
         raw = json.dumps(SPEECH).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", it.bench.port)
@@ -213,8 +211,6 @@ def test_a_gateway_that_dies_has_written_down_what_was_heard(tmp_path: Path) -> 
         assert slot.media.speech_ms % 100 == 0
         assert relay.slot is not None
         writer.close()
-
-    run(tmp_path, story, ScriptedGraphServer(step_s=0.05))
 
 
 def test_reports_show_sound_and_pictures_where_there_are_any(

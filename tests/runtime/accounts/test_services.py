@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,8 @@ from atoll.runtime.accounts.journal import UsageJournal, read_segment
 from atoll.runtime.gateway.service_proxy import ServiceMeter
 from atoll.runtime.pool.member import Backend
 from tests.runtime.accounts.helpers import sqlite_url
-from tests.runtime.accounts.test_accounts import World
-from tests.runtime.accounts.test_accounts import run as run_accounts
-from tests.runtime.accounts.test_gateway import Place, run
+from tests.runtime.accounts.test_accounts import world
+from tests.runtime.accounts.test_gateway import Place, place
 from tests.runtime.federation.test_services import Handler, Server, breaks, dies, refuses, well
 from tests.runtime.gateway.engine import ScriptedEngine
 
@@ -28,23 +28,21 @@ async def talks(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _he
     writer.write(head % len(body) + body)
 
 
-def with_services(
-    folder: Path,
-    handlers: list[Handler],
-    story: Callable[[Place, list[Server]], Awaitable[None]],
-) -> None:
-    async def go(it: Place) -> None:
+@asynccontextmanager
+async def served(
+    folder: Path, handlers: list[Handler]
+) -> AsyncIterator[tuple[Place, list[Server]]]:
+    """A gateway with keys over servers that answer so."""
+    async with place(folder, ScriptedEngine()) as it:
         servers = [Server(handler) for handler in handlers]
         for number, server in enumerate(servers):
             url = await server.start()
             it.bench.gateway.pool.add(Backend(id=f"s{number}", url=url, services=("draw",)))
         try:
-            await story(it, servers)
+            yield it, servers
         finally:
             for server in servers:
                 server.server.close()
-
-    run(folder, go, ScriptedEngine())
 
 
 def bearer(key: str) -> str:
@@ -57,8 +55,8 @@ async def ended(it: Place) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_bytes_seconds_and_tokens_are_under_the_name_of_the_service(tmp_path: Path) -> None:
-    async def story(it: Place, servers: list[Server]) -> None:
+async def test_bytes_seconds_and_tokens_are_under_the_name_of_the_service(tmp_path: Path) -> None:
+    async with served(tmp_path, [well]) as (it, servers):
         key = await it.key(tokens_total=13, requests_per_min=4)
         reply = await it.bench.post("/services/draw/x", b"ask" * 5, bearer(key))
         assert reply.status == 200
@@ -97,22 +95,18 @@ def test_bytes_seconds_and_tokens_are_under_the_name_of_the_service(tmp_path: Pa
             in page
         )
 
-    with_services(tmp_path, [well], story)
 
-
-def test_quotas_hold_for_services(tmp_path: Path) -> None:
-    async def story(it: Place, servers: list[Server]) -> None:
+async def test_quotas_hold_for_services(tmp_path: Path) -> None:
+    async with served(tmp_path, [talks]) as (it, servers):
         key = await it.key(tokens_total=12)
         assert (await it.bench.get("/services/draw/x", bearer(key))).status == 200
         over = await it.bench.get("/services/draw/x", bearer(key))
         assert (over.status, over.json["error"]["code"]) == (429, "insufficient_quota")
         assert len(servers[0].asked) == 1
 
-    with_services(tmp_path, [talks], story)
 
-
-def test_what_moves_breaks_or_is_given_up_counts_once(tmp_path: Path) -> None:
-    async def story(it: Place, servers: list[Server]) -> None:
+async def test_what_moves_breaks_or_is_given_up_counts_once(tmp_path: Path) -> None:
+    async with served(tmp_path, [dies, well]) as (it, servers):
         key = await it.key()
         for _ in range(2):
             assert (await it.bench.get("/services/draw/x", bearer(key))).status == 200
@@ -143,11 +137,9 @@ def test_what_moves_breaks_or_is_given_up_counts_once(tmp_path: Path) -> None:
         assert len(parts) == 5
         assert sum(p.outcome == "failed" for p in parts) == 2
 
-    with_services(tmp_path, [dies, well], story)
 
-
-def test_a_gateway_that_is_killed_leaves_the_request_and_its_bytes(tmp_path: Path) -> None:
-    async def story(it: World) -> None:
+async def test_a_gateway_that_is_killed_leaves_the_request_and_its_bytes(tmp_path: Path) -> None:
+    async with world(sqlite_url(tmp_path), tmp_path / "j") as it:
         header, key_id = await it.key()
         accounts: Accounts = it.accounts
         meter = ServiceMeter(accounts, accounts.admit(header, "draw"), "r-1", "draw", 40, 0.0)
@@ -172,8 +164,6 @@ def test_a_gateway_that_is_killed_leaves_the_request_and_its_bytes(tmp_path: Pat
         await accounts.sync()
         (row,) = await it.rows(schema.operations)
         assert (row["bytes_in"], row["bytes_out"], row["seconds"]) == (40, 111, 1.0)
-
-    run_accounts(sqlite_url(tmp_path), tmp_path / "j", story)
 
 
 @pytest.mark.parametrize(

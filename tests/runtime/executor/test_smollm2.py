@@ -8,7 +8,8 @@ import copy
 import json
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyChat:
     return TinyChat(tmp_path_factory.mktemp("chat"))
 
 
-def serve(model: TinyChat, scenario: Callable[[SmolLm2], Awaitable[Any]], **options: Any) -> Any:
-    """Run a scenario with the component started, and close it whatever happens."""
-
-    async def go() -> Any:
-        more = {"model": str(model.folder), "kv_bytes": 2**20} | options
-        component = await asyncio.to_thread(SmolLm2.load, Setup(options=more))
-        await component.start()
-        try:
-            return await asyncio.wait_for(scenario(component), 120.0)
-        finally:
-            await component.close()
-
-    return asyncio.run(go())
+@asynccontextmanager
+async def serving(model: TinyChat, **options: Any) -> AsyncIterator[SmolLm2]:
+    """The component, started, and closed whatever happens."""
+    more = {"model": str(model.folder), "kv_bytes": 2**20} | options
+    component = await asyncio.to_thread(SmolLm2.load, Setup(options=more))
+    await component.start()
+    try:
+        yield component
+    finally:
+        await component.close()
 
 
 async def ask(component: SmolLm2, inputs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -64,8 +62,8 @@ def joined(pieces: list[Any]) -> tuple[str, list[int]]:
     return "".join(p["text"] for p in pieces), [t for p in pieces for t in p["token_ids"]]
 
 
-def test_it_answers_as_the_model_does_whatever_else_is_asked(model: TinyChat) -> None:
-    async def scenario(component: SmolLm2) -> None:
+async def test_it_answers_as_the_model_does_whatever_else_is_asked(model: TinyChat) -> None:
+    async with serving(model) as component:
         assert find_component("smollm2") is SmolLm2
         codec = component.engine.codec
         assert (await ask(component, dict(component.example())))[1]["completion_tokens"] == 1
@@ -86,12 +84,10 @@ def test_it_answers_as_the_model_does_whatever_else_is_asked(model: TinyChat) ->
                 "completion_tokens": len(tokens),
             }
 
-    serve(model, scenario)
-
 
 @pytest.mark.slow
-def test_vectors_of_its_own_tokens_are_as_good_as_text(model: TinyChat) -> None:
-    async def scenario(component: SmolLm2) -> None:
+async def test_vectors_of_its_own_tokens_are_as_good_as_text(model: TinyChat) -> None:
+    async with serving(model) as component:
         codec = component.engine.codec
         inner = codec.encode("word the or", special=False)
         pieces = (
@@ -119,11 +115,9 @@ def test_vectors_of_its_own_tokens_are_as_good_as_text(model: TinyChat) -> None:
             assert first[1]["text"] != whole["text"]
             whole = first[1]
 
-    serve(model, scenario)
 
-
-def test_an_answer_goes_on_from_anywhere_as_if_it_had_never_stopped(model: TinyChat) -> None:
-    async def scenario(component: SmolLm2) -> None:
+async def test_an_answer_goes_on_from_anywhere_as_if_it_had_never_stopped(model: TinyChat) -> None:
+    async with serving(model) as component:
         for sampling in ({}, {"temperature": 1.0, "seed": 7, "frequency_penalty": 0.5}):
             inputs = GREEDY | sampling
             pieces, whole = await ask(component, inputs)
@@ -142,18 +136,14 @@ def test_an_answer_goes_on_from_anywhere_as_if_it_had_never_stopped(model: TinyC
         assert again["text"].startswith(text)
         assert again["text"] == text + joined(rest)[0]
 
-    serve(model, scenario)
 
-
-def test_a_stop_string_ends_the_answer_and_is_never_shown(model: TinyChat) -> None:
-    async def scenario(component: SmolLm2) -> None:
+async def test_a_stop_string_ends_the_answer_and_is_never_shown(model: TinyChat) -> None:
+    async with serving(model) as component:
         _, whole = await ask(component, GREEDY)
         stop = whole["text"][4:6]
         pieces, ended = await ask(component, GREEDY | {"stop": [stop]})
         assert ended["finish_reason"] == "stop"
         assert ended["text"] == joined(pieces)[0] == whole["text"][: whole["text"].index(stop)]
-
-    serve(model, scenario)
 
 
 @pytest.fixture(scope="module")
@@ -170,14 +160,13 @@ def caller(model: TinyChat, tmp_path_factory: pytest.TempPathFactory) -> TinyCha
     return again
 
 
-def test_it_obeys_forms_tools_and_logprobs_and_goes_on_with_them(caller: TinyChat) -> None:
+async def test_it_obeys_forms_tools_and_logprobs_and_goes_on_with_them(caller: TinyChat) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     word = {"enum": ["or", "two"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": word}}
     look = {"type": "function", "function": {"name": "look", "parameters": schema}}
     plain = {**GREEDY, "max_tokens": 100}
-
-    async def scenario(component: SmolLm2) -> None:
+    async with serving(caller) as component:
         pieces, whole = await ask(component, plain | {"response_format": form})
         assert json.loads(whole["text"]) in ("or", "two")
         assert joined(pieces)[0] == whole["text"]
@@ -216,11 +205,9 @@ def test_it_obeys_forms_tools_and_logprobs_and_goes_on_with_them(caller: TinyCha
                 await ask(component, GREEDY | change)
             assert caught.value.param == param
 
-    serve(caller, scenario)
 
-
-def test_leaving_early_frees_its_room(model: TinyChat) -> None:
-    async def scenario(component: SmolLm2) -> None:
+async def test_leaving_early_frees_its_room(model: TinyChat) -> None:
+    async with serving(model) as component:
         long = GREEDY | {"max_tokens": 200, "messages": [{"role": "user", "content": "or the"}]}
         stream = component.stream(long)
         async with contextlib.aclosing(stream):  # type: ignore[type-var]
@@ -235,10 +222,8 @@ def test_leaving_early_frees_its_room(model: TinyChat) -> None:
             await asyncio.sleep(0.05)
         assert stats.tokens < 200
 
-    serve(model, scenario)
 
-
-def test_what_cannot_be_read_is_the_clients_fault(model: TinyChat) -> None:
+async def test_what_cannot_be_read_is_the_clients_fault(model: TinyChat) -> None:
     def vectors(count: int, width: int) -> Any:
         rows = np.zeros((count, width), np.float32)
         return [{"role": "user", "content": [{"type": "embeds", "embeds": rows}]}]
@@ -251,8 +236,7 @@ def test_what_cannot_be_read_is_the_clients_fault(model: TinyChat) -> None:
         ({"messages": [{"role": "user", "content": "x" * 10**6}]}, "messages", "characters"),
         ({"resume": {"token_ids": [264]}}, "resume.token_ids", "below 264"),
     ]
-
-    async def scenario(component: SmolLm2) -> None:
+    async with serving(model, max_length=64) as component:
         assert component.engine.max_length == 64
         for change, param, message in wrong:
             with pytest.raises(BadInputError, match=message) as caught:
@@ -260,21 +244,18 @@ def test_what_cannot_be_read_is_the_clients_fault(model: TinyChat) -> None:
             assert caught.value.param == param
         assert (await ask(component, GREEDY))[1]["completion_tokens"] == 12
 
-    serve(model, scenario, max_length=64)
 
-
-def test_room_for_kv_bounds_the_length(model: TinyChat) -> None:
-    async def scenario(component: SmolLm2) -> None:
+async def test_room_for_kv_bounds_the_length(model: TinyChat) -> None:
+    async with serving(model, kv_bytes=48 * 512) as component:
         # 4 layers of 2 heads of 8 numbers, keys and values, 4 bytes: 512 bytes a position.
         assert component.engine.max_length == 48
         _, whole = await ask(component, GREEDY | {"max_tokens": None, "stop": None})
         assert whole["completion_tokens"] + whole["prompt_tokens"] <= 48
 
-    serve(model, scenario, kv_bytes=48 * 512)
 
+async def test_a_broken_engine_is_said_and_nobody_waits_for_it(model: TinyChat) -> None:
+    async with serving(model) as component:
 
-def test_a_broken_engine_is_said_and_nobody_waits_for_it(model: TinyChat) -> None:
-    async def scenario(component: SmolLm2) -> None:
         def fall_over() -> bool:
             raise ZeroDivisionError("no such number")
 
@@ -282,8 +263,6 @@ def test_a_broken_engine_is_said_and_nobody_waits_for_it(model: TinyChat) -> Non
         for _ in range(2):
             with pytest.raises(EngineError, match="broke: ZeroDivisionError: no such number"):
                 await ask(component, GREEDY)
-
-    serve(model, scenario)
 
 
 def test_options_are_checked(model: TinyChat) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,15 @@ CONTENTS: list[list[Any]] = [
 ]
 
 
-def serve(folder: Path, scenario: Callable[[TransformersChat], Awaitable[Any]]) -> Any:
-    async def go() -> Any:
-        setup = Setup(options={"model": str(folder), "max_length": 512})
-        component = TransformersChat.load(setup)
-        await component.start()
-        try:
-            return await asyncio.wait_for(scenario(component), 120.0)
-        finally:
-            await component.close()
-
-    return asyncio.run(go())
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[TransformersChat]:
+    setup = Setup(options={"model": str(folder), "max_length": 512})
+    component = TransformersChat.load(setup)
+    await component.start()
+    try:
+        yield component
+    finally:
+        await component.close()
 
 
 async def answer(component: TransformersChat, content: list[Any], **more: Any) -> Any:
@@ -67,15 +66,14 @@ def seen(vision: TransformersVision, content: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", slow_except(["qwen2_5_vl"], FAMILIES))
-def test_it_answers_as_the_whole_model(family: str, tmp_path: Path) -> None:
+async def test_it_answers_as_the_whole_model(family: str, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, family)
     vision = TransformersVision.load(Setup(options={"model": str(tmp_path)}))
     expected = [generate(model, tmp_path, content, LENGTH) for content in CONTENTS]
     # Pictures matter to this model, or the rest would show nothing.
     assert len({tuple(tokens) for tokens in expected}) == len(CONTENTS)
     asked = [seen(vision, content) for content in CONTENTS]
-
-    async def scenario(component: TransformersChat) -> None:
+    async with serving(tmp_path) as component:
         (example,) = [done async for done in component.stream(component.example())][-1:]
         assert isinstance(example, Done)
         # Alone, then all together: prompts of unlike lengths, some without pictures.
@@ -101,10 +99,8 @@ def test_it_answers_as_the_whole_model(family: str, tmp_path: Path) -> None:
         )
         assert first == again
 
-    serve(tmp_path, scenario)
 
-
-def test_pictures_of_another_models_encoder_are_refused(tmp_path: Path) -> None:
+async def test_pictures_of_another_models_encoder_are_refused(tmp_path: Path) -> None:
     assert find_component("transformers-chat") is TransformersChat
     write_checkpoint(tmp_path, "qwen3_vl")
     vision = TransformersVision.load(Setup(options={"model": str(tmp_path)}))
@@ -120,7 +116,7 @@ def test_pictures_of_another_models_encoder_are_refused(tmp_path: Path) -> None:
         (right | {"deepstack": np.zeros(3, np.float32)}, r"\[layers, count, width\]"),
     ]
 
-    async def scenario(component: TransformersChat) -> None:
+    async with serving(tmp_path) as component:
         for content, said in wrong:
             with pytest.raises(BadInputError, match=said):
                 await answer(component, [content])
@@ -128,8 +124,6 @@ def test_pictures_of_another_models_encoder_are_refused(tmp_path: Path) -> None:
             await answer(component, ["<|image_pad|>"])
         # Nothing of that harms others.
         assert len((await answer(component, [right]))[0]) > 0
-
-    serve(tmp_path, scenario)
     # And a model that knows nothing of grids says so, rather than read the picture wrongly.
     part = {"type": "embeds", "embeds": right}
     with pytest.raises(BadInputError, match="cannot take grid") as caught:
@@ -140,10 +134,9 @@ def test_pictures_of_another_models_encoder_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_answers_that_nobody_waits_for_stop(tmp_path: Path) -> None:
+async def test_answers_that_nobody_waits_for_stop(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "gemma3")
-
-    async def scenario(component: TransformersChat) -> None:
+    async with serving(tmp_path) as component:
         request = {"messages": [{"role": "user", "content": "the"}], "max_tokens": 400}
         stream = component.stream(request | {"temperature": 0.0})
         assert await anext(stream)
@@ -155,5 +148,3 @@ def test_answers_that_nobody_waits_for_stop(tmp_path: Path) -> None:
         await component.close()
         with pytest.raises(Exception, match="engine is closed"):
             await waiting
-
-    serve(tmp_path, scenario)

@@ -285,7 +285,7 @@ def own_server(folder: Path, log: Path) -> VllmServer:
     return VllmServer(ServerOrder(folder, EngineLaunch(), "float32", str(STANDIN), log=log))
 
 
-def test_a_server_of_ones_own_comes_and_goes(model: Any, tmp_path: Path) -> None:
+async def test_a_server_of_ones_own_comes_and_goes(model: Any, tmp_path: Path) -> None:
     """It serves whoever started it; killed, what runs fails and what comes is refused; closed, it is gone."""
     options = {"model": str(model[1]), "program": str(STANDIN), "log": str(tmp_path / "log")}
     component = VllmChat.load(Setup(options=options))
@@ -294,25 +294,22 @@ def test_a_server_of_ones_own_comes_and_goes(model: Any, tmp_path: Path) -> None
         given = {"messages": [USER], "max_tokens": tokens, "temperature": 0.0}
         return [piece async for piece in component.stream(given)]
 
-    async def go() -> None:
-        await component.start()
-        server = component.engine._server
-        try:
-            assert component.engine.max_length == 48
-            (*_, done) = await answer(3)
-            assert done.value["completion_tokens"] == 3
-            assert server._process is not None
-            os.kill(server._process.pid, signal.SIGKILL)
-            assert server._ended is not None
-            await asyncio.wait_for(asyncio.shield(server._ended), 10.0)
-            assert server.has_ended
-            with pytest.raises(EngineError):
-                await answer(3)
-        finally:
-            await component.close()
+    await component.start()
+    server = component.engine._server
+    try:
+        assert component.engine.max_length == 48
+        (*_, done) = await answer(3)
+        assert done.value["completion_tokens"] == 3
+        assert server._process is not None
+        os.kill(server._process.pid, signal.SIGKILL)
+        assert server._ended is not None
+        await asyncio.wait_for(asyncio.shield(server._ended), 10.0)
+        assert server.has_ended
+        with pytest.raises(EngineError):
+            await answer(3)
+    finally:
         await component.close()
-
-    asyncio.run(go())
+    await component.close()
 
 
 @pytest.mark.parametrize(
@@ -322,18 +319,14 @@ def test_a_server_of_ones_own_comes_and_goes(model: Any, tmp_path: Path) -> None
         (lambda _: None, "not ready within 0.01 s"),
     ],
 )
-def test_a_server_that_does_not_come_says_why(
+async def test_a_server_that_does_not_come_says_why(
     tmp_path: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     spoil(tmp_path)
-
-    async def go() -> None:
-        server = own_server(tmp_path, tmp_path / "log")
-        try:
-            with pytest.raises(EngineError, match=message):
-                await server.start(0.01 if "0.01" in message else 30.0)
-        finally:
-            await server.close()
-        assert server.has_ended
-
-    asyncio.run(go())
+    server = own_server(tmp_path, tmp_path / "log")
+    try:
+        with pytest.raises(EngineError, match=message):
+            await server.start(0.01 if "0.01" in message else 30.0)
+    finally:
+        await server.close()
+    assert server.has_ended

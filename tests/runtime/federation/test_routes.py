@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,10 +37,6 @@ PROBLEM = Problem(
 )
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(main, 240))
-
-
 def labels(instance: str, fleet: str = "fleet") -> dict[str, str]:
     """As `atoll join` gets them of a deployer."""
     made = Labels(
@@ -72,109 +66,97 @@ async def served(fabric: Site, count: int) -> Counter[str]:
     return nodes
 
 
-def test_shares_follow_labels_and_change_who_serves(tmp_path: Path) -> None:
-    async def go() -> None:
-        async with site(tmp_path) as fabric:
-            group = group_of(fabric)
-            await fabric.worker("a", labels=labels("chat-1"))
-            await fabric.worker("b", labels=labels("chat-2"))
-            await asyncio.to_thread(group.route, [share("chat-1", 0.75), share("chat-2", 0.25)])
-            assert await served(fabric, 8) == {"a": 6, "b": 2}
-            # One that joins before anybody told of it has a share like its kind.
-            await fabric.worker("c", labels=labels("chat-3"))
-            assert (await served(fabric, 12))["c"] == pytest.approx(4, abs=1)
-            shares = [share("chat-1", 0.5), share("chat-2", 0.0), share("chat-4", 0.5)]
-            await asyncio.to_thread(group.route, [*shares[:1], *shares[2:]])
-            # chat-2 has no share any more, and chat-4 has its own once it comes.
-            await fabric.worker("d", labels=labels("chat-4"))
-            nodes = await served(fabric, 12)
-            assert nodes["b"] == 0
-            assert nodes["a"] == nodes["d"] == 4
-            # Instances of other fleets with the same name, and strangers who say they are one, are nobody's.
-            other = await fabric.worker("e", labels=labels("chat-1", "other"))
-            strange = await fabric.worker("f", "ETH", labels=labels("chat-1"))
-            weights = dict(
-                zip(
-                    (m.name for m in fabric.gateway.pool.rings["m"].members),
-                    fabric.gateway.pool.rings["m"].weight,
-                    strict=True,
-                )
+async def test_shares_follow_labels_and_change_who_serves(tmp_path: Path) -> None:
+    async with site(tmp_path) as fabric:
+        group = group_of(fabric)
+        await fabric.worker("a", labels=labels("chat-1"))
+        await fabric.worker("b", labels=labels("chat-2"))
+        await asyncio.to_thread(group.route, [share("chat-1", 0.75), share("chat-2", 0.25)])
+        assert await served(fabric, 8) == {"a": 6, "b": 2}
+        # One that joins before anybody told of it has a share like its kind.
+        await fabric.worker("c", labels=labels("chat-3"))
+        assert (await served(fabric, 12))["c"] == pytest.approx(4, abs=1)
+        shares = [share("chat-1", 0.5), share("chat-2", 0.0), share("chat-4", 0.5)]
+        await asyncio.to_thread(group.route, [*shares[:1], *shares[2:]])
+        # chat-2 has no share any more, and chat-4 has its own once it comes.
+        await fabric.worker("d", labels=labels("chat-4"))
+        nodes = await served(fabric, 12)
+        assert nodes["b"] == 0
+        assert nodes["a"] == nodes["d"] == 4
+        # Instances of other fleets with the same name, and strangers who say they are one, are nobody's.
+        other = await fabric.worker("e", labels=labels("chat-1", "other"))
+        strange = await fabric.worker("f", "ETH", labels=labels("chat-1"))
+        weights = dict(
+            zip(
+                (m.name for m in fabric.gateway.pool.rings["m"].members),
+                fabric.gateway.pool.rings["m"].weight,
+                strict=True,
             )
-            metadata = fabric.gateway.pool.members[strange.fabric.sid].backend.metadata
-            assert "instance" not in metadata
-            assert weights[other.fabric.sid] == weights[strange.fabric.sid] == pytest.approx(0.5)
-            # All others gone: weight 0 is better than nobody.
-            for worker in fabric.workers:
-                if worker.fabric.identity.name != "b":
-                    await worker.announce(services=())
-            await until(lambda: len(fabric.gateway.pool.members) == 1)
-            assert await served(fabric, 2) == {"b": 2}
-
-    run(go())
-
-
-def test_a_node_that_stands_in_is_named_in_every_answer(tmp_path: Path) -> None:
-    async def go() -> None:
-        async with site(tmp_path) as fabric:
-            await fabric.worker("a", labels={STAND_IN_LABEL: "pypi://small"})
-            reply = await fabric.chat(text="who?", max_tokens=2)
-            assert reply.headers["x-atoll-stand-in"] == "pypi://small"
-
-    run(go())
+        )
+        metadata = fabric.gateway.pool.members[strange.fabric.sid].backend.metadata
+        assert "instance" not in metadata
+        assert weights[other.fabric.sid] == weights[strange.fabric.sid] == pytest.approx(0.5)
+        # All others gone: weight 0 is better than nobody.
+        for worker in fabric.workers:
+            if worker.fabric.identity.name != "b":
+                await worker.announce(services=())
+        await until(lambda: len(fabric.gateway.pool.members) == 1)
+        assert await served(fabric, 2) == {"b": 2}
 
 
-def test_traffic_and_ends_reach_a_controller(tmp_path: Path) -> None:
-    async def go() -> None:
-        async with site(tmp_path) as fabric:
-            said: list[str] = []
-            group = group_of(fabric, said)
-            one = await fabric.worker("a", labels=labels("chat-1"))
-            await fabric.worker("b", labels=labels("chat-2"))
-            stranger = await fabric.worker("f", "ETH", labels=labels("chat-2"))
-            await asyncio.to_thread(group.route, [share("chat-1", 0.5), share("chat-2", 0.5)])
-            await served(fabric, 30)
-            ends_s = float(int(time.time()) + 3600)
-            await one.announce(ends_s=ends_s)
-            await stranger.announce(ends_s=ends_s)
-            ends = [w.fabric.sid for w in (one, stranger)]
-            members = fabric.gateway.pool.members
-            await until(lambda: all(members[sid].ends_s == ends_s for sid in ends))
-            await fabric.bench.settled()
-            report = await asyncio.to_thread(group.look, time.time())
-            assert [(n.name, n.ends_s) for n in report.notices] == [("chat-1", ends_s)]
-            (seen,) = report.traffic
-            assert seen.service == "chat"
-            assert seen.minute.rate_per_s > 0.0
-            lengths = seen.hour.lengths
-            assert lengths is not None
-            sent = [(r.prompt_tokens, r.completion_tokens) for r in fabric.records]
-            assert len(sent) == 30
-            assert lengths.input_mean == pytest.approx(sum(p for p, _ in sent) / 30)
-            assert lengths.output_mean == pytest.approx(sum(a for _, a in sent) / 30)
-            (promise,) = report.promises
-            assert (promise.requests, promise.kept) == (30, 1.0)
-            assert said == []
+async def test_a_node_that_stands_in_is_named_in_every_answer(tmp_path: Path) -> None:
+    async with site(tmp_path) as fabric:
+        await fabric.worker("a", labels={STAND_IN_LABEL: "pypi://small"})
+        reply = await fabric.chat(text="who?", max_tokens=2)
+        assert reply.headers["x-atoll-stand-in"] == "pypi://small"
 
-    run(go())
+
+async def test_traffic_and_ends_reach_a_controller(tmp_path: Path) -> None:
+    async with site(tmp_path) as fabric:
+        said: list[str] = []
+        group = group_of(fabric, said)
+        one = await fabric.worker("a", labels=labels("chat-1"))
+        await fabric.worker("b", labels=labels("chat-2"))
+        stranger = await fabric.worker("f", "ETH", labels=labels("chat-2"))
+        await asyncio.to_thread(group.route, [share("chat-1", 0.5), share("chat-2", 0.5)])
+        await served(fabric, 30)
+        ends_s = float(int(time.time()) + 3600)
+        await one.announce(ends_s=ends_s)
+        await stranger.announce(ends_s=ends_s)
+        ends = [w.fabric.sid for w in (one, stranger)]
+        members = fabric.gateway.pool.members
+        await until(lambda: all(members[sid].ends_s == ends_s for sid in ends))
+        await fabric.bench.settled()
+        report = await asyncio.to_thread(group.look, time.time())
+        assert [(n.name, n.ends_s) for n in report.notices] == [("chat-1", ends_s)]
+        (seen,) = report.traffic
+        assert seen.service == "chat"
+        assert seen.minute.rate_per_s > 0.0
+        lengths = seen.hour.lengths
+        assert lengths is not None
+        sent = [(r.prompt_tokens, r.completion_tokens) for r in fabric.records]
+        assert len(sent) == 30
+        assert lengths.input_mean == pytest.approx(sum(p for p, _ in sent) / 30)
+        assert lengths.output_mean == pytest.approx(sum(a for _, a in sent) / 30)
+        (promise,) = report.promises
+        assert (promise.requests, promise.kept) == (30, 1.0)
+        assert said == []
 
 
 @pytest.mark.slow
-def test_node_that_drains_takes_nothing_new_and_finishes(tmp_path: Path) -> None:
-    async def go() -> None:
-        async with site(tmp_path) as fabric:
-            slow = ScriptedEngine(step_s=0.02)
-            leaving = await fabric.worker("a", engine=slow, labels=labels("chat-1"))
-            running = asyncio.create_task(fabric.chat(stream=True, text=LONG, max_tokens=80))
-            await until(lambda: slow.running == 1)
-            await fabric.worker("b", labels=labels("chat-2"))
-            group = group_of(fabric)
-            await asyncio.to_thread(group.route, [share("chat-1", 1.0), share("chat-2", 0.0)])
-            # What a node says that was asked to stop: it serves nothing any more, and is still there.
-            await leaving.announce(services=(), ends_s=time.time() + 60.0)
-            await until(lambda: leaving.fabric.sid not in fabric.gateway.pool.members)
-            assert await served(fabric, 4) == {"b": 4}
-            assert (await running).text == TEXT80
-            await fabric.bench.settled()
-            assert fabric.records[-1].backends == (leaving.fabric.sid,)
-
-    run(go())
+async def test_node_that_drains_takes_nothing_new_and_finishes(tmp_path: Path) -> None:
+    async with site(tmp_path) as fabric:
+        slow = ScriptedEngine(step_s=0.02)
+        leaving = await fabric.worker("a", engine=slow, labels=labels("chat-1"))
+        running = asyncio.create_task(fabric.chat(stream=True, text=LONG, max_tokens=80))
+        await until(lambda: slow.running == 1)
+        await fabric.worker("b", labels=labels("chat-2"))
+        group = group_of(fabric)
+        await asyncio.to_thread(group.route, [share("chat-1", 1.0), share("chat-2", 0.0)])
+        # What a node says that was asked to stop: it serves nothing any more, and is still there.
+        await leaving.announce(services=(), ends_s=time.time() + 60.0)
+        await until(lambda: leaving.fabric.sid not in fabric.gateway.pool.members)
+        assert await served(fabric, 4) == {"b": 4}
+        assert (await running).text == TEXT80
+        await fabric.bench.settled()
+        assert fabric.records[-1].backends == (leaving.fabric.sid,)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -64,39 +65,38 @@ async def refuses(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _
     )
 
 
-def run(handlers: list[Handler], use: Callable[[Bench, list[Server]], Awaitable[None]]) -> None:
-    async def go() -> None:
-        servers = [Server(handler) for handler in handlers]
-        pool = BackendPool(
-            [
-                Backend(id=f"s{i}", url=await server.start(), services=("draw",))
-                for i, server in enumerate(servers)
-            ]
-        )
-        settings = GatewaySettings(
-            port=0,
-            deadlines=QUICK,
-            health=HealthSettings(enabled=False),
-            policy="iwrr",
-            admin_socket="",
-        )
-        gateway = Gateway(pool, settings)
-        _, port = await gateway.start()
-        try:
-            await use(Bench(gateway, [], port), servers)
-            async with asyncio.timeout(60):
-                while gateway.service_proxies or any(m.inflight for m in pool.members.values()):
-                    await asyncio.sleep(0.01)
-        finally:
-            await gateway.close()
-            for server in servers:
-                server.server.close()
+@asynccontextmanager
+async def services(handlers: list[Handler]) -> AsyncIterator[tuple[Bench, list[Server]]]:
+    """A gateway over servers that answer so."""
+    servers = [Server(handler) for handler in handlers]
+    pool = BackendPool(
+        [
+            Backend(id=f"s{i}", url=await server.start(), services=("draw",))
+            for i, server in enumerate(servers)
+        ]
+    )
+    settings = GatewaySettings(
+        port=0,
+        deadlines=QUICK,
+        health=HealthSettings(enabled=False),
+        policy="iwrr",
+        admin_socket="",
+    )
+    gateway = Gateway(pool, settings)
+    _, port = await gateway.start()
+    try:
+        yield Bench(gateway, [], port), servers
+        async with asyncio.timeout(60):
+            while gateway.service_proxies or any(m.inflight for m in pool.members.values()):
+                await asyncio.sleep(0.01)
+    finally:
+        await gateway.close()
+        for server in servers:
+            server.server.close()
 
-    asyncio.run(asyncio.wait_for(go(), 120))
 
-
-def test_requests_pass_as_they_are() -> None:
-    async def use(bench: Bench, servers: list[Server]) -> None:
+async def test_requests_pass_as_they_are() -> None:
+    async with services([well]) as (bench, servers):
         reply = await bench.post(
             "/services/draw/a/b%20c?x=1&y=2",
             b"\x00\xff",
@@ -115,21 +115,17 @@ def test_requests_pass_as_they_are() -> None:
         assert (await bench.get("/services/paint/")).status == 404
         assert (await bench.get("/services/draw/", method="TRACE")).status == 405
 
-    run([well], use)
 
-
-def test_refusals_pass_too() -> None:
-    async def use(bench: Bench, _servers: list[Server]) -> None:
+async def test_refusals_pass_too() -> None:
+    async with services([refuses]) as (bench, _servers):
         reply = await bench.get("/services/draw/x")
         assert (reply.status, reply.body) == (422, b"no")
         assert reply.headers["retry-after"] == "3"
 
-    run([refuses], use)
-
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 200), ("DELETE", 200), ("POST", 502)])
-def test_another_is_tried_where_asking_twice_does_no_harm(method: str, status: int) -> None:
-    async def use(bench: Bench, servers: list[Server]) -> None:
+async def test_another_is_tried_where_asking_twice_does_no_harm(method: str, status: int) -> None:
+    async with services([dies, well]) as (bench, servers):
         seen: set[Any] = set()
         for _ in range(4):
             reply = await bench.get("/services/draw/x", method=method)
@@ -138,23 +134,17 @@ def test_another_is_tried_where_asking_twice_does_no_harm(method: str, status: i
         assert servers[0].asked
         assert servers[1].asked
 
-    run([dies, well], use)
 
-
-def test_an_answer_that_breaks_off_is_cut_off() -> None:
-    async def use(bench: Bench, _servers: list[Server]) -> None:
+async def test_an_answer_that_breaks_off_is_cut_off() -> None:
+    async with services([breaks]) as (bench, _servers):
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError, ValueError)):
             await bench.get("/services/draw/x")
 
-    run([breaks], use)
 
-
-def test_everybody_is_dead() -> None:
-    async def use(bench: Bench, servers: list[Server]) -> None:
+async def test_everybody_is_dead() -> None:
+    async with services([well, well]) as (bench, servers):
         for server in servers:
             server.server.close()
         await asyncio.sleep(0.05)
         reply = await bench.post("/services/draw/x", b"")
         assert reply.status in (502, 503)
-
-    run([well, well], use)

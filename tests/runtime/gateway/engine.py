@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -220,6 +220,13 @@ class ScriptedEngine:
     async def _generate(
         self, path: str, body: Json, index: int = 0
     ) -> AsyncIterator[tuple[int | None, str]]:
+        """The words of one of the answers as they are written."""
+        for word, why in self.words(path, body, index):
+            if word is not None:
+                await asyncio.sleep(self.step_s)
+            yield word, why
+
+    def words(self, path: str, body: Json, index: int = 0) -> Iterator[tuple[int | None, str]]:
         """Word ids of one of the answers, and at the end None with the reason."""
         prompt, said = self._prompt(path, body)
         text = prompt + said + "#" * index
@@ -238,7 +245,6 @@ class ScriptedEngine:
                 return
             text += WORDS[word]
             left -= 1
-            await asyncio.sleep(self.step_s)
             yield word, ""
 
     def _usage(self, path: str, body: Json, made: int) -> Json:
@@ -489,13 +495,10 @@ class Undisturbed:
 
 
 def expected(path: str, body: Json) -> Undisturbed:
-    async def run() -> Undisturbed:
-        engine = ScriptedEngine()
-        made = [pair async for pair in engine._generate(path, body)]
-        text = "".join(WORDS[w] for w, _ in made if w is not None)
-        return Undisturbed(text, engine._usage(path, body, len(made) - 1), made[-1][1])
-
-    return asyncio.run(run())
+    engine = ScriptedEngine()
+    made = list(engine.words(path, body))
+    text = "".join(WORDS[w] for w, _ in made if w is not None)
+    return Undisturbed(text, engine._usage(path, body, len(made) - 1), made[-1][1])
 
 
 async def _main() -> None:

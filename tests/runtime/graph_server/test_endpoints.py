@@ -10,7 +10,8 @@ import json
 import struct
 import sys
 import wave
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +99,18 @@ async def read(answer: Answer) -> tuple[int, dict[str, str], bytes]:
     return 200, dict(answer.headers), b"".join(pieces)
 
 
-def run(folder: Path, go: Callable[[Bench], Awaitable[None]], **changes: Any) -> None:
-    async def all_of_it() -> None:
-        bench = Bench(folder, **changes)
-        try:
-            await go(bench)
-            # Whatever was asked: nothing is left anywhere.
-            assert bench.fleet.held() == set()
-            assert len(bench.server.store) == 0
-            assert bench.server.status()["running"] == 0
-            assert bench.server.intake.busy_bytes == 0
-        finally:
-            await bench.server.close(0.0)
-
-    asyncio.run(all_of_it())
+@asynccontextmanager
+async def serving(folder: Path, **changes: Any) -> AsyncIterator[Bench]:
+    """A graph server of which nothing is left anywhere, whatever was asked."""
+    bench = Bench(folder, **changes)
+    try:
+        yield bench
+        assert bench.fleet.held() == set()
+        assert len(bench.server.store) == 0
+        assert bench.server.status()["running"] == 0
+        assert bench.server.intake.busy_bytes == 0
+    finally:
+        await bench.server.close(0.0)
 
 
 def data_url(data: bytes, kind: str = "image/png") -> str:
@@ -138,8 +137,8 @@ CHAT = "/v1/chat/completions"
 HELLO = {"model": "omni", "messages": [{"role": "user", "content": "hello"}]}
 
 
-def test_a_chat_in_text(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_chat_in_text(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         status, headers, data = await bench.ask(CHAT, HELLO)
         answer = json.loads(data)
         assert status == 200
@@ -157,11 +156,9 @@ def test_a_chat_in_text(tmp_path: Path) -> None:
         assert headers["x-atoll-path"] == "toy-chat=x-0"
         assert json.loads(headers["x-atoll-usage"])["completion_tokens"] == 3
 
-    run(tmp_path, go)
 
-
-def test_a_chat_with_everything_and_speech_whole(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_chat_with_everything_and_speech_whole(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         body = {
             "model": "omni",
             "messages": message({"type": "text", "text": "look"}, PICTURE, SOUND),
@@ -183,11 +180,9 @@ def test_a_chat_with_everything_and_speech_whole(tmp_path: Path) -> None:
         assert usage["image_pixels"] == 64 * 96
         assert usage["prompt_tokens_details"]["image_tokens"] == 4
 
-    run(tmp_path, go)
 
-
-def test_a_chat_streamed_with_speech_is_the_same_answer(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_chat_streamed_with_speech_is_the_same_answer(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         body = {
             "model": "omni",
             "messages": message({"type": "text", "text": "one. two. three"}, SOUND),
@@ -215,16 +210,12 @@ def test_a_chat_streamed_with_speech_is_the_same_answer(tmp_path: Path) -> None:
         )
         assert len({c["id"] for c in chunks}) == 1
 
-    run(tmp_path, go)
 
-
-def test_length_is_a_reason_to_finish(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_length_is_a_reason_to_finish(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         answer = await bench.json(CHAT, HELLO | {"max_completion_tokens": 2})
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["choices"][0]["message"]["content"] == "You said "
-
-    run(tmp_path, go)
 
 
 @pytest.mark.parametrize(
@@ -248,23 +239,21 @@ def test_length_is_a_reason_to_finish(tmp_path: Path) -> None:
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_refused_by_name(
+async def test_what_cannot_be_done_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], param: str
 ) -> None:
-    async def go(bench: Bench) -> None:
+    async with serving(tmp_path) as bench:
         error = await bench.refused(CHAT, HELLO | change)
         assert (error["status"], error["param"]) == (400, param)
         assert bench.fleet.calls == []
-
-    run(tmp_path, go)
 
 
 OBEDIENT = GraphService(name="omni", tasks={"chat": f"{HERE}:ObedientAssistant"})
 LOOK = {"type": "function", "function": {"name": "look"}}
 
 
-def test_calls_and_logprobs_reach_the_client_whole_and_streamed(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_calls_and_logprobs_reach_the_client_whole_and_streamed(tmp_path: Path) -> None:
+    async with serving(tmp_path, services=(OBEDIENT,)) as bench:
         body = HELLO | {"tools": [LOOK], "tool_choice": "required"}
         choice = (await bench.json(CHAT, body))["choices"][0]
         function = {"name": "look", "arguments": "{}"}
@@ -300,11 +289,9 @@ def test_calls_and_logprobs_reach_the_client_whole_and_streamed(tmp_path: Path) 
             if c["delta"].get("content")
         )
 
-    run(tmp_path, go, services=(OBEDIENT,))
 
-
-def test_several_answers_are_runs_of_the_task_with_speech_too(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_several_answers_are_runs_of_the_task_with_speech_too(tmp_path: Path) -> None:
+    async with serving(tmp_path, services=(OBEDIENT,)) as bench:
         body = HELLO | {"n": 3, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
         answer = await bench.json(CHAT, body)
         said = [c["message"]["audio"]["transcript"] for c in answer["choices"]]
@@ -329,11 +316,10 @@ def test_several_answers_are_runs_of_the_task_with_speech_too(tmp_path: Path) ->
         bench.fleet.script["x-0"].append(TroubleError("bad_input", "no", "messages"))
         assert (await bench.refused(CHAT, body))["status"] == 400
 
-    run(tmp_path, go, services=(OBEDIENT,))
 
-
-def test_what_a_task_returns_beside_openais_shape_is_sent(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_what_a_task_returns_beside_openais_shape_is_sent(tmp_path: Path) -> None:
+    service = GraphService(name="omni", tasks={"chat": f"{HERE}:MeaningfulAssistant"})
+    async with serving(tmp_path, services=(service,)) as bench:
         extra = {"meaning": [3.0, 4.0, 5.0, 6.0], "mood": {"joy": 0.5}}
         answer = await bench.json(CHAT, HELLO)
         assert answer["choices"][0]["atoll"] == {"answer": extra}
@@ -341,16 +327,11 @@ def test_what_a_task_returns_beside_openais_shape_is_sent(tmp_path: Path) -> Non
         with_more = [c["choices"][0] for c in chunks if "atoll" in c["choices"][0]]
         assert [(c["finish_reason"], c["atoll"]["answer"]) for c in with_more] == [("stop", extra)]
 
-    service = GraphService(name="omni", tasks={"chat": f"{HERE}:MeaningfulAssistant"})
-    run(tmp_path, go, services=(service,))
 
-
-def test_what_was_heard_is_sent_with_the_answer(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_what_was_heard_is_sent_with_the_answer(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         answer = await bench.json(CHAT, HELLO | {"messages": message(SOUND)})
         assert answer["choices"][0]["atoll"] == {"answer": {"heard": ["1000 steps"]}}
-
-    run(tmp_path, go)
 
 
 @pytest.mark.parametrize(
@@ -372,36 +353,34 @@ def test_a_task_whose_answer_cannot_be_sent_is_refused_when_it_is_loaded(
     assert caught.value.field == field
 
 
-def test_a_task_that_does_not_say_what_it_answers_is_checked_when_it_does(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_task_that_does_not_say_what_it_answers_is_checked_when_it_does(
+    tmp_path: Path,
+) -> None:
+    service = GraphService(name="omni", tasks={"chat": f"{HERE}:Untyped"})
+    async with serving(tmp_path, services=(service,)) as bench:
         error = await bench.refused(CHAT, HELLO)
         assert error["message"] == "tasks.chat.raw: bytes cannot be sent"
 
-    service = GraphService(name="omni", tasks={"chat": f"{HERE}:Untyped"})
-    run(tmp_path, go, services=(service,))
 
-
-def test_fields_without_effect_are_taken(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_fields_without_effect_are_taken(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         harmless = {
             "user": "me", "n": 1, "tools": [], "presence_penalty": 0, "logit_bias": {},
             "response_format": {"type": "text"}, "metadata": {"a": "b"}, "top_p": 1,
         }  # fmt: skip
         assert (await bench.json(CHAT, HELLO | harmless))["choices"]
 
-    run(tmp_path, go)
 
-
-def test_too_many_of_a_kind_are_refused(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_too_many_of_a_kind_are_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path, limits=MediaLimits(images=1)) as bench:
         error = await bench.refused(CHAT, HELLO | {"messages": message(PICTURE, PICTURE)})
         assert "at most 1" in error["message"]
 
-    run(tmp_path, go, limits=MediaLimits(images=1))
 
-
-def test_a_failure_before_the_first_piece_is_a_plain_error_with_its_path(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_failure_before_the_first_piece_is_a_plain_error_with_its_path(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as bench:
         for name in bench.fleet.executors:
             bench.fleet.script[name].append(TroubleError("failed", "out of memory"))
         status, headers, data = await bench.ask(CHAT, HELLO | {"stream": True})
@@ -409,11 +388,9 @@ def test_a_failure_before_the_first_piece_is_a_plain_error_with_its_path(tmp_pat
         assert "out of memory" in json.loads(data)["error"]["message"]
         assert headers["x-atoll-path"].startswith("toy-chat=")
 
-    run(tmp_path, go)
 
-
-def test_a_failure_in_the_middle_is_an_event_and_not_an_end(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_failure_in_the_middle_is_an_event_and_not_an_end(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         speak = bench.fleet.executors["x-0"]["toy-voice"]
 
         def fail(inputs: dict[str, Any]) -> Any:
@@ -435,11 +412,9 @@ def test_a_failure_in_the_middle_is_an_event_and_not_an_end(tmp_path: Path) -> N
         last = json.loads(data.decode().strip().split("\n\n")[-1].removeprefix("data: "))
         assert last["error"]["message"] == "cannot say two"
 
-    run(tmp_path, go)
 
-
-def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         body = {"model": "omni", "messages": message(PICTURE, SOUND), "stream": True}
         request = Request(b"POST", CHAT.encode(), {})
         request.body = json.dumps(body).encode()
@@ -450,11 +425,9 @@ def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path) -> None:
         page = (await bench.ask("/metrics", method="GET"))[2]
         assert b'status="499"} 1.0' in page
 
-    run(tmp_path, go)
 
-
-def test_speech_as_a_file_and_streamed_as_wav_and_pcm(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_speech_as_a_file_and_streamed_as_wav_and_pcm(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         body = {"model": "omni", "input": "Good day. How are you?", "voice": "heart", "speed": 2.0}
         status, headers, data = await bench.ask("/v1/audio/speech", body)
         assert status == 200
@@ -484,8 +457,6 @@ def test_speech_as_a_file_and_streamed_as_wav_and_pcm(tmp_path: Path) -> None:
         assert b"".join(base64.b64decode(e["audio"]) for e in events[:2]) == raw
         assert events[2]["usage"]["speech_seconds"] == pytest.approx(len(raw) / 2 / RATE_HZ)
 
-    run(tmp_path, go)
-
 
 @pytest.mark.parametrize(
     ("change", "param"),
@@ -498,19 +469,16 @@ def test_speech_as_a_file_and_streamed_as_wav_and_pcm(tmp_path: Path) -> None:
         ({"instructions": "whisper"}, "instructions"),
     ],
 )
-def test_speech_that_cannot_be_spoken(tmp_path: Path, change: Any, param: str) -> None:
-    async def go(bench: Bench) -> None:
+async def test_speech_that_cannot_be_spoken(tmp_path: Path, change: Any, param: str) -> None:
+    async with serving(tmp_path) as bench:
         body = {"model": "omni", "input": "Hi.", "voice": "heart"}
         error = await bench.refused("/v1/audio/speech", body | change)
         assert (error["status"], error["param"]) == (400, param)
 
-    run(tmp_path, go)
 
-
-def test_speech_as_mp3_and_opus(tmp_path: Path) -> None:
+async def test_speech_as_mp3_and_opus(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="needs the extra 'media'")
-
-    async def go(bench: Bench) -> None:
+    async with serving(tmp_path) as bench:
         body = {"model": "omni", "input": "Good day. How are you?", "voice": "heart"}
         for kind, begins in (("mp3", b"\xff"), ("opus", b"OggS")):
             asked = body | {"response_format": kind}
@@ -530,15 +498,12 @@ def test_speech_as_mp3_and_opus(tmp_path: Path) -> None:
             data = base64.b64decode(answer["choices"][0]["message"]["audio"]["data"])
             assert data.startswith(begins)
 
-    run(tmp_path, go)
 
-
-def test_packed_speech_names_the_extra_where_it_is_not_installed(
+async def test_packed_speech_names_the_extra_where_it_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-
-    async def go(bench: Bench) -> None:
+    async with serving(tmp_path) as bench:
         order: dict[str, Any] = {"model": "omni", "input": "Hi.", "response_format": "mp3"}
         error = await bench.refused("/v1/audio/speech", order)
         assert (error["status"], error["param"]) == (400, "response_format")
@@ -547,8 +512,6 @@ def test_packed_speech_names_the_extra_where_it_is_not_installed(
         error = await bench.refused(CHAT, chat)
         assert (error["status"], error["param"]) == (400, "audio.format")
         assert bench.fleet.calls == []
-
-    run(tmp_path, go)
 
 
 def form(file: bytes | None, **fields: str) -> tuple[bytes, dict[bytes, bytes]]:
@@ -563,8 +526,8 @@ def form(file: bytes | None, **fields: str) -> tuple[bytes, dict[bytes, bytes]]:
     return b"".join(parts) + b"--B--\r\n", headers
 
 
-def test_choices_are_listed_where_a_value_is_none_of_them(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_choices_are_listed_where_a_value_is_none_of_them(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         asked: list[tuple[str, Any, str, str]] = [
             (
                 "/v1/audio/speech",
@@ -593,14 +556,12 @@ def test_choices_are_listed_where_a_value_is_none_of_them(tmp_path: Path) -> Non
             assert error["param"].startswith(param)
             assert reason in error["message"]
 
-    run(tmp_path, go)
-
 
 TRANSCRIBE = "/v1/audio/transcriptions"
 
 
-def test_transcriptions_in_every_format(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_transcriptions_in_every_format(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         body, headers = form(sound(1.0), model="omni", language="en")
         answer = await bench.json(TRANSCRIBE, body, headers=headers)
         assert answer["text"] == "2000 steps"
@@ -618,8 +579,6 @@ def test_transcriptions_in_every_format(tmp_path: Path) -> None:
         assert [e["type"] for e in events] == ["transcript.text.delta", "transcript.text.done"]
         assert events[1]["text"] == "2000 steps"
 
-    run(tmp_path, go)
-
 
 @pytest.mark.parametrize(
     ("file", "fields", "param"),
@@ -633,20 +592,18 @@ def test_transcriptions_in_every_format(tmp_path: Path) -> None:
         (sound(), {"model": "omni", "whatever": "1"}, "whatever"),
     ],
 )
-def test_forms_that_cannot_be_taken(
+async def test_forms_that_cannot_be_taken(
     tmp_path: Path, file: bytes | None, fields: dict[str, str], param: str
 ) -> None:
-    async def go(bench: Bench) -> None:
+    async with serving(tmp_path) as bench:
         body, headers = form(file, **fields)
         error = await bench.refused(TRANSCRIBE, body, headers=headers)
         assert error["status"] == 400
         assert param in (error["param"] or error["message"])
 
-    run(tmp_path, go)
 
-
-def test_broken_forms(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_broken_forms(tmp_path: Path) -> None:
+    async with serving(tmp_path, limits=MediaLimits(audio_bytes=20_000)) as bench:
         body, headers = form(sound(), model="omni")
         for broken, kind in (
             (body[:-9], headers),
@@ -660,11 +617,9 @@ def test_broken_forms(tmp_path: Path) -> None:
         big, headers = form(b"R" * 30_000, model="omni")
         assert (await bench.refused(TRANSCRIBE, big, headers=headers))["status"] == 413
 
-    run(tmp_path, go, limits=MediaLimits(audio_bytes=20_000))
 
-
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_pictures_are_drawn(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         body = {"model": "omni", "prompt": "hills", "n": 2, "seed": 7, "size": "64x32"}
         answer = await bench.json("/v1/images/generations", body)
         assert len(answer["data"]) == 2
@@ -680,11 +635,9 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
             error = await bench.refused("/v1/images/generations", body | change)
             assert (error["status"], error["param"]) == (400, param)
 
-    run(tmp_path, go)
 
-
-def test_texts_are_embedded(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_texts_are_embedded(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         body: dict[str, Any] = {"model": "omni", "input": ["a b", "abcd"]}
         answer = await bench.json("/v1/embeddings", body)
         assert [d["embedding"][0] for d in answer["data"]] == [3.0, 4.0]
@@ -705,11 +658,9 @@ def test_texts_are_embedded(tmp_path: Path) -> None:
             error = await bench.refused("/v1/embeddings", body | change)
             assert (error["status"], error["param"]) == (400, param)
 
-    run(tmp_path, go)
 
-
-def test_pages(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_pages(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         models = await bench.json("/v1/models", method="GET")
         entry = models["data"][0]
         assert entry["id"] == "omni"
@@ -725,37 +676,31 @@ def test_pages(tmp_path: Path) -> None:
         assert (await bench.refused("/v1/nothing", None, method="GET"))["status"] == 404
         assert (await bench.refused(CHAT, None, method="GET"))["status"] == 405
 
-    run(tmp_path, go)
 
-
-def test_components_that_nobody_is_configured_for_do_not_make_a_graph_server_unwell(
+async def test_components_that_nobody_is_configured_for_do_not_make_a_graph_server_unwell(
     tmp_path: Path,
 ) -> None:
-    async def go(bench: Bench) -> None:
+    components = tuple(name for name in FUNCTIONS if name != "toy-brush")
+    one = ExecutorAddress(id="x-0", address="127.0.0.1:1", components=components)
+    async with serving(tmp_path, executors=(one,)) as bench:
         assert await bench.json("/health", method="GET") == {}
         assert bench.server.unserved() == {"omni": ["toy-brush"]}
         body = {"model": "omni", "prompt": "hills"}
         error = await bench.refused("/v1/images/generations", body)
         assert (error["status"], error["code"]) == (503, "no_executor")
 
-    components = tuple(name for name in FUNCTIONS if name != "toy-brush")
-    one = ExecutorAddress(id="x-0", address="127.0.0.1:1", components=components)
-    run(tmp_path, go, executors=(one,))
 
-
-def test_models_that_are_not_here(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_models_that_are_not_here(tmp_path: Path) -> None:
+    service = GraphService(name="omni", tasks={"chat": TASKS["chat"]})
+    async with serving(tmp_path, services=(service,)) as bench:
         assert (await bench.refused(CHAT, HELLO | {"model": "x"}))["code"] == "model_not_found"
         body = {"model": "omni", "input": "a"}
         error = await bench.refused("/v1/embeddings", body)
         assert (error["status"], error["param"]) == (404, "model")
 
-    service = GraphService(name="omni", tasks={"chat": TASKS["chat"]})
-    run(tmp_path, go, services=(service,))
 
-
-def test_traces_show_where_time_went(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_traces_show_where_time_went(tmp_path: Path) -> None:
+    async with serving(tmp_path) as bench:
         bench.fleet.script["x-0"].append(TroubleError("overloaded", "full"))
         answer = await bench.json(
             CHAT, HELLO | {"messages": message(SOUND)}, headers={b"x-atoll-trace": b"1"}
@@ -775,11 +720,9 @@ def test_traces_show_where_time_went(tmp_path: Path) -> None:
         plain = await bench.json(CHAT, HELLO)
         assert "atoll" not in plain
 
-    run(tmp_path, go)
 
-
-def test_only_so_many_requests_and_bytes_at_once(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
+async def test_only_so_many_requests_and_bytes_at_once(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_requests=1) as bench:
         waiting = asyncio.Event()
 
         async def hold(executor: str, order: Any) -> AsyncIterator[Any]:
@@ -799,11 +742,10 @@ def test_only_so_many_requests_and_bytes_at_once(tmp_path: Path) -> None:
         error = await bench.refused(CHAT, HELLO | {"messages": message(PICTURE)})
         assert (error["status"], error["code"]) == (503, "overloaded")
 
-    run(tmp_path, go, max_requests=1)
 
+async def test_a_request_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    async with serving(tmp_path, request_s=0.01) as bench:
 
-def test_a_request_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
         async def never(executor: str, order: Any) -> AsyncGenerator[Any, None]:
             await asyncio.Event().wait()
             yield
@@ -811,5 +753,3 @@ def test_a_request_ends_when_its_time_is_over(tmp_path: Path) -> None:
         bench.fleet.stream = never  # type: ignore[method-assign]
         assert (await bench.refused(CHAT, HELLO))["status"] == 504
         assert (await bench.refused(CHAT, HELLO | {"stream": True}))["status"] == 504
-
-    run(tmp_path, go, request_s=0.01)

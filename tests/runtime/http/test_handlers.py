@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 
@@ -61,23 +61,20 @@ class Bench:
             client.writer.close()
 
 
-def with_server(
+@contextlib.asynccontextmanager
+async def serving(
     handler: Handler,
-    go: Callable[[Bench], Awaitable[None]],
     limits: ConnectionLimits | None = None,
     deadlines: ConnectionDeadlines | None = None,
-) -> None:
-    async def run() -> None:
-        server = HandlerServer(handler, limits, deadlines)
-        host, port = await server.start("127.0.0.1", 0)
-        bench = Bench(server, f"http://{host}:{port}", port)
-        try:
-            await go(bench)
-        finally:
-            bench.leave()
-            await server.close()
-
-    asyncio.run(run())
+) -> AsyncIterator[Bench]:
+    server = HandlerServer(handler, limits, deadlines)
+    host, port = await server.start("127.0.0.1", 0)
+    bench = Bench(server, f"http://{host}:{port}", port)
+    try:
+        yield bench
+    finally:
+        bench.leave()
+        await server.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -94,7 +91,7 @@ async def echo(asked: Request) -> Response:
     return Response(asked.method + b" " + asked.path + b" " + asked.body)
 
 
-def test_whole_answers_and_errors() -> None:
+async def test_whole_answers_and_errors() -> None:
     async def handler(asked: Request) -> Response:
         if asked.path == b"/refused":
             raise ApiError(503, "no", kind="server_error", retry_after_s=7)
@@ -102,7 +99,7 @@ def test_whole_answers_and_errors() -> None:
             raise RuntimeError("a bug")
         return await echo(asked)
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         answer = await request(bench.url + "/a?b", body={}, headers={"x-request-id": "mine"})
         assert (answer.status, answer.body) == (200, b"POST /a {}")
         assert answer.headers["x-request-id"] == "mine"
@@ -113,52 +110,46 @@ def test_whole_answers_and_errors() -> None:
         head = await request(bench.url + "/a", method="HEAD")
         assert (head.status, head.headers["content-length"], head.body) == (200, "8", b"")
 
-    with_server(handler, go)
-
 
 _IN_CHUNKS = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])
-def test_trailers_are_no_headers(pause_s: float) -> None:
+async def test_trailers_are_no_headers(pause_s: float) -> None:
     seen: list[Request] = []
 
     async def keep(request: Request) -> Response:
         seen.append(request)
         return Response(b"{}")
 
-    async def go(bench: Bench) -> None:
+    async with serving(keep) as bench:
         client = await bench.connect()
         client.send(_IN_CHUNKS)
         # Without a pause everything is there in one read.
         await asyncio.sleep(pause_s)
         client.send(b"Authorization: Bearer stranger\r\nHost: b\r\n\r\n")
         assert b" 200 " in await client.until(b"{}")
-
-    with_server(keep, go)
     (request,) = seen
     assert request.body == b"x"
     assert request.headers == {b"host": b"a", b"transfer-encoding": b"chunked"}
 
 
-def test_trailers_are_no_more_than_headers_may_be() -> None:
-    async def go(bench: Bench) -> None:
+async def test_trailers_are_no_more_than_headers_may_be() -> None:
+    async with serving(echo, ConnectionLimits(headers=10)) as bench:
         client = await bench.connect()
         client.send(_IN_CHUNKS)
         await asyncio.sleep(0.05)
         client.send(b"".join(b"T%d: x\r\n" % number for number in range(20)))
         assert b" 431 " in await client.rest()
 
-    with_server(echo, go, ConnectionLimits(headers=10))
 
-
-def test_pipelined_requests_are_answered_in_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     async def handler(asked: Request) -> Response:
         # Those that came later would be ready earlier.
         await asyncio.sleep({b"/1": 0.03, b"/2": 0.01}.get(asked.path, 0.0))
         return await echo(asked)
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         client = await bench.connect()
         client.send(b"".join(get(f"/{n}") for n in range(1, 6)) + get("/6", "connection: close"))
         answered = await client.rest()
@@ -166,10 +157,8 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         assert places == sorted(places)
         assert answered.count(b"HTTP/1.1 200 OK") == 6
 
-    with_server(handler, go)
 
-
-def test_a_stream_comes_in_pieces_and_an_empty_piece_does_not_end_it() -> None:
+async def test_a_stream_comes_in_pieces_and_an_empty_piece_does_not_end_it() -> None:
     gate = asyncio.Event()
 
     async def pieces() -> AsyncGenerator[bytes, None]:
@@ -181,7 +170,7 @@ def test_a_stream_comes_in_pieces_and_an_empty_piece_does_not_end_it() -> None:
     async def handler(asked: Request) -> EventStream:
         return EventStream(pieces())
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         client = await bench.connect()
         client.send(get("/") + get("/", "connection: close"))
         first = await client.until(b"data: 1\n\n\r\n")
@@ -190,10 +179,8 @@ def test_a_stream_comes_in_pieces_and_an_empty_piece_does_not_end_it() -> None:
         assert (await client.until(b"0\r\n\r\n")).endswith(b"9\r\ndata: 2\n\n\r\n0\r\n\r\n")
         assert (await client.rest()).endswith(b"data: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n")
 
-    with_server(handler, go)
 
-
-def test_a_client_that_leaves_cancels_what_is_done_for_it() -> None:
+async def test_a_client_that_leaves_cancels_what_is_done_for_it() -> None:
     ended: list[bytes] = []
 
     async def forever(name: bytes) -> AsyncGenerator[bytes, None]:
@@ -213,7 +200,7 @@ def test_a_client_that_leaves_cancels_what_is_done_for_it() -> None:
             ended.append(asked.path)
         raise AssertionError
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         client = await bench.connect()
         client.send(get("/stream"))
         await client.until(b"data: x")
@@ -226,10 +213,8 @@ def test_a_client_that_leaves_cancels_what_is_done_for_it() -> None:
         await until(lambda: ended == [b"/stream", b"/whole"])
         await until(lambda: not bench.server.running and not bench.server.connections)
 
-    with_server(handler, go)
 
-
-def test_a_stream_that_fails_is_cut_off_not_ended() -> None:
+async def test_a_stream_that_fails_is_cut_off_not_ended() -> None:
     async def pieces() -> AsyncGenerator[bytes, None]:
         yield b"data: 1\n\n"
         raise RuntimeError("a bug")
@@ -237,7 +222,7 @@ def test_a_stream_that_fails_is_cut_off_not_ended() -> None:
     async def handler(asked: Request) -> EventStream:
         return EventStream(pieces())
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         client = await bench.connect()
         client.send(get("/"))
         await client.until(b"data: 1\n\n\r\n")
@@ -247,10 +232,8 @@ def test_a_stream_that_fails_is_cut_off_not_ended() -> None:
             rest = b""
         assert b"0\r\n\r\n" not in rest
 
-    with_server(handler, go)
 
-
-def test_the_source_waits_for_a_client_that_does_not_read() -> None:
+async def test_the_source_waits_for_a_client_that_does_not_read() -> None:
     made = 0
 
     async def endless() -> AsyncGenerator[bytes, None]:
@@ -263,7 +246,7 @@ def test_the_source_waits_for_a_client_that_does_not_read() -> None:
     async def handler(asked: Request) -> EventStream:
         return EventStream(endless())
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler, deadlines=ConnectionDeadlines(client_s=0.2)) as bench:
         client = await bench.connect()
         client.send(get("/"))
         # It stops, and after `client_s` the connection is given up.
@@ -272,8 +255,6 @@ def test_the_source_waits_for_a_client_that_does_not_read() -> None:
         # Whatever the buffers of the system hold, it is not what a loop makes in this time.
         assert made < 2000
         await until(lambda: not bench.server.running)
-
-    with_server(handler, go, deadlines=ConnectionDeadlines(client_s=0.2))
 
 
 @pytest.mark.parametrize(
@@ -301,38 +282,33 @@ def test_the_source_waits_for_a_client_that_does_not_read() -> None:
         (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nabc", 408),
     ],
 )
-def test_limits_and_deadlines(raw: bytes, status: int) -> None:
-    async def go(bench: Bench) -> None:
+async def test_limits_and_deadlines(raw: bytes, status: int) -> None:
+    async with serving(
+        echo,
+        ConnectionLimits(body_bytes=1000, header_bytes=2000, headers=50),
+        ConnectionDeadlines(header_s=0.05, body_s=0.05) if status == 408 else None,
+    ) as bench:
         client = await bench.connect()
         client.send(raw)
         assert (await client.rest()).startswith(b"HTTP/1.1 %d " % status)
         assert not bench.server.running
 
-    with_server(
-        echo,
-        go,
-        ConnectionLimits(body_bytes=1000, header_bytes=2000, headers=50),
-        ConnectionDeadlines(header_s=0.05, body_s=0.05) if status == 408 else None,
-    )
 
-
-def test_an_idle_connection_is_closed() -> None:
-    async def go(bench: Bench) -> None:
+async def test_an_idle_connection_is_closed() -> None:
+    async with serving(echo, deadlines=ConnectionDeadlines(idle_s=0.05)) as bench:
         client = await bench.connect()
         client.send(get("/a"))
         assert (await client.rest()).endswith(b"GET /a ")
 
-    with_server(echo, go, deadlines=ConnectionDeadlines(idle_s=0.05))
 
-
-def test_draining_lets_what_runs_end() -> None:
+async def test_draining_lets_what_runs_end() -> None:
     gate = asyncio.Event()
 
     async def handler(asked: Request) -> Response:
         await gate.wait()
         return await echo(asked)
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         idle, busy = await bench.connect(), await bench.connect()
         busy.send(get("/a"))
         await until(lambda: bool(bench.server.running) and len(bench.server.connections) == 2)
@@ -347,15 +323,13 @@ def test_draining_lets_what_runs_end() -> None:
         await closing
         assert not bench.server.connections
 
-    with_server(handler, go)
 
-
-def test_what_does_not_end_in_time_is_cut_off() -> None:
+async def test_what_does_not_end_in_time_is_cut_off() -> None:
     async def handler(asked: Request) -> Response:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         client = await bench.connect()
         client.send(get("/a"))
         await until(lambda: bool(bench.server.running))
@@ -364,10 +338,8 @@ def test_what_does_not_end_in_time_is_cut_off() -> None:
             assert await client.rest() == b""
         await until(lambda: not bench.server.running)
 
-    with_server(handler, go)
 
-
-def test_answers_have_headers_and_streams_their_own_type() -> None:
+async def test_answers_have_headers_and_streams_their_own_type() -> None:
     async def sound() -> AsyncGenerator[bytes, None]:
         yield b"one"
         yield b""
@@ -381,7 +353,7 @@ def test_answers_have_headers_and_streams_their_own_type() -> None:
             return EventStream(sound(), headers)
         return ByteStream(sound(), "audio/wav", headers)
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         whole = await request(bench.url + "/whole")
         assert (whole.status, whole.headers["x-path"]) == (201, "a=b")
         stream = await request(bench.url + "/sound")
@@ -391,10 +363,8 @@ def test_answers_have_headers_and_streams_their_own_type() -> None:
         assert events.headers["content-type"].startswith("text/event-stream")
         assert events.headers["x-path"] == "a=b"
 
-    with_server(handler, go)
 
-
-def test_a_stream_that_is_refused_before_it_begins_is_an_error() -> None:
+async def test_a_stream_that_is_refused_before_it_begins_is_an_error() -> None:
     async def pieces(*, late: bool) -> AsyncGenerator[bytes, None]:
         if late:
             yield b"one"
@@ -403,7 +373,7 @@ def test_a_stream_that_is_refused_before_it_begins_is_an_error() -> None:
     async def handler(asked: Request) -> EventStream:
         return EventStream(pieces(late=asked.path == b"/late"))
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         client = await bench.connect()
         for _ in range(2):
             client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -414,22 +384,18 @@ def test_a_stream_that_is_refused_before_it_begins_is_an_error() -> None:
         client.send(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n")
         assert not (await client.rest()).endswith(b"0\r\n\r\n")
 
-    with_server(handler, go)
 
-
-def test_a_header_that_would_be_two_lines_is_not_sent() -> None:
+async def test_a_header_that_would_be_two_lines_is_not_sent() -> None:
     async def handler(asked: Request) -> Response:
         return Response(b"{}", headers=(("x-path", "a\r\nset-cookie: b"),))
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         client = await bench.connect()
         client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert b"set-cookie" not in await client.rest()
 
-    with_server(handler, go)
 
-
-def test_a_byte_stream_that_fails_is_not_ended_as_if_it_were_whole() -> None:
+async def test_a_byte_stream_that_fails_is_not_ended_as_if_it_were_whole() -> None:
     async def broken() -> AsyncGenerator[bytes, None]:
         yield b"one"
         raise ApiError(500, "broken")
@@ -437,10 +403,8 @@ def test_a_byte_stream_that_fails_is_not_ended_as_if_it_were_whole() -> None:
     async def handler(asked: Request) -> ByteStream:
         return ByteStream(broken(), "audio/pcm")
 
-    async def go(bench: Bench) -> None:
+    async with serving(handler) as bench:
         client = await bench.connect()
         client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             assert not (await client.rest()).endswith(b"0\r\n\r\n")
-
-    with_server(handler, go)

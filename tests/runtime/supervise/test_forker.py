@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -61,21 +62,19 @@ async def taken_over(fork_server: ForkServer, before: set[int]) -> None:
     await until(lambda: fork_server.pid is not None and fork_server.pid not in before)
 
 
-def run(
-    fork_server: Awaitable[ForkServer], body: Callable[[Agent, ForkServer], Awaitable[None]]
-) -> None:
-    async def main() -> None:
-        agent = Agent()
-        found = agent.fork_server = await fork_server
-        await body(agent, found)
-        await agent.close()
-        assert found.pid is None
-
-    asyncio.run(asyncio.wait_for(main(), 120))
+@asynccontextmanager
+async def forking(fork_server: Awaitable[ForkServer]) -> AsyncIterator[tuple[Agent, ForkServer]]:
+    """An agent whose processes are forked from this one, which goes with it."""
+    agent = Agent()
+    found = agent.fork_server = await fork_server
+    async with asyncio.timeout(120):
+        yield agent, found
+    await agent.close()
+    assert found.pid is None
 
 
-def test_a_spare_takes_the_place_of_a_nursery_that_was_killed(tmp_path: Path) -> None:
-    async def body(agent: Agent, fork_server: ForkServer) -> None:
+async def test_a_spare_takes_the_place_of_a_nursery_that_was_killed(tmp_path: Path) -> None:
+    async with forking(Unloaded.start([])) as (agent, fork_server):
         agent.add(sleeper(tmp_path))
         await agent.ready(["p"])
         process = agent.processes["p"]
@@ -91,11 +90,9 @@ def test_a_spare_takes_the_place_of_a_nursery_that_was_killed(tmp_path: Path) ->
         assert len(seen) == 6
         assert gone_within(list(seen))
 
-    run(Unloaded.start([]), body)
 
-
-def test_a_nursery_without_its_spare_is_started_again(tmp_path: Path) -> None:
-    async def body(agent: Agent, fork_server: ForkServer) -> None:
+async def test_a_nursery_without_its_spare_is_started_again(tmp_path: Path) -> None:
+    async with forking(Unloaded.start([])) as (agent, fork_server):
         agent.add(sleeper(tmp_path))
         await agent.ready(["p"])
         process = agent.processes["p"]
@@ -107,11 +104,9 @@ def test_a_nursery_without_its_spare_is_started_again(tmp_path: Path) -> None:
         await restarted(process, process.pid or 0)
         assert fork_server_of(process) == fork_server.pid
 
-    run(Unloaded.start([]), body)
 
-
-def test_a_process_ends_with_its_guard_and_is_started_again(tmp_path: Path) -> None:
-    async def body(agent: Agent, _fork_server: ForkServer) -> None:
+async def test_a_process_ends_with_its_guard_and_is_started_again(tmp_path: Path) -> None:
+    async with forking(Unloaded.start([])) as (agent, _fork_server):
         agent.add(sleeper(tmp_path))
         await agent.ready(["p"])
         process = agent.processes["p"]
@@ -120,11 +115,9 @@ def test_a_process_ends_with_its_guard_and_is_started_again(tmp_path: Path) -> N
         await restarted(process, parent_of(pid))
         assert not is_alive(pid)
 
-    run(Unloaded.start([]), body)
 
-
-def test_a_reader_that_left_ends_nobody(tmp_path: Path) -> None:
-    async def body(agent: Agent, _fork_server: ForkServer) -> None:
+async def test_a_reader_that_left_ends_nobody(tmp_path: Path) -> None:
+    async with forking(Unloaded.start([])) as (agent, _fork_server):
         agent.add(sleeper(tmp_path))
         await agent.ready(["p"])
         status = Path(f"/proc/{agent.processes['p'].pid}/status").read_text()
@@ -132,13 +125,11 @@ def test_a_reader_that_left_ends_nobody(tmp_path: Path) -> None:
         # As in every program of Python: writing to who is gone is an error, not the end.
         assert ignored >> (signal.SIGPIPE - 1) & 1
 
-    run(Unloaded.start([]), body)
 
-
-def test_a_shared_nursery_is_found_again_by_those_who_use_it(tmp_path: Path) -> None:
+async def test_a_shared_nursery_is_found_again_by_those_who_use_it(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
 
-    async def body(agent: Agent, fork_server: ForkServer) -> None:
+    async with forking(Unloaded.share([], path)) as (agent, fork_server):
         other = Agent()
         other.fork_server = Unloaded.connect(path)
         for each, name in ((agent, "p"), (other, "q")):
@@ -155,17 +146,14 @@ def test_a_shared_nursery_is_found_again_by_those_who_use_it(tmp_path: Path) -> 
             await restarted(each.processes[name], each.processes[name].pid or 0)
             assert fork_server_of(each.processes[name]) == fork_server.pid
         await other.close()
-
-    run(Unloaded.share([], path), body)
     assert not Path(path).exists()
 
 
-def test_a_nursery_that_is_frozen_holds_nobody_up(
+async def test_a_nursery_that_is_frozen_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.runtime.supervise.supervised_process._FORK_S", 0.2)
-
-    async def body(agent: Agent, fork_server: ForkServer) -> None:
+    async with forking(Unloaded.start([])) as (agent, fork_server):
         frozen = fork_server.pid
         assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
@@ -173,8 +161,6 @@ def test_a_nursery_that_is_frozen_holds_nobody_up(
         await agent.ready(["p"])
         assert fork_server_of(agent.processes["p"]) != frozen
         os.kill(frozen, signal.SIGCONT)
-
-    run(Unloaded.start([]), body)
 
 
 def test_a_nursery_that_cannot_load_says_why() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.runtime.accounts.test_gateway import Place, run
+from tests.runtime.accounts.test_gateway import Place, place
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import Reply
 
@@ -52,17 +53,15 @@ class Site:
         )
 
 
-def with_site(folder: Path, story: Callable[[Site], Awaitable[None]]) -> None:
-    """Run a story at a gateway with keys `admin`, `member` (ada's), `other` (nobody's) and `viewer`."""
-
-    async def go(place: Place) -> None:
-        gateway = place.bench.gateway
+@asynccontextmanager
+async def open_site(folder: Path) -> AsyncIterator[Site]:
+    """A gateway with keys `admin`, `member` (ada's), `other` (nobody's) and `viewer`."""
+    async with place(folder, ScriptedEngine()) as found:
+        gateway = found.bench.gateway
         gateway.configure(gateway.settings.model_copy(update={"admin_token": TOKEN}))
-        site = Site(place)
+        site = Site(found)
         await site.add("admin", role="admin")
         await site.add("member", owner=ADA)
         await site.add("other")
         await site.add("viewer", role="viewer")
-        await story(site)
-
-    run(folder, go, ScriptedEngine())
+        yield site

@@ -12,7 +12,7 @@ import pytest
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.api_keys import NewKey
 from tests.runtime.accounts.helpers import sqlite_url
-from tests.runtime.gateway.console.site import ADA, Site, with_site
+from tests.runtime.gateway.console.site import ADA, Site, open_site
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, chat, running
 
@@ -23,8 +23,8 @@ async def listed(site: Site, way: str, more: str = "") -> dict[str, dict[str, An
     return {key["name"]: key for key in reply.json["keys"]}
 
 
-def test_a_key_is_made_used_changed_and_revoked(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_a_key_is_made_used_changed_and_revoked(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         made = await site.ask(
             "admin", "POST", "keys", {"name": "new", "owner": "bo", "tokens_per_day": 1000}
         )
@@ -67,11 +67,9 @@ def test_a_key_is_made_used_changed_and_revoked(tmp_path: Path) -> None:
         late = await site.ask("admin", "PATCH", f"keys/{key_id}", {"name": "back"})
         assert late.status == 400
 
-    with_site(tmp_path, story)
 
-
-def test_another_gateway_learns_of_a_change(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_another_gateway_learns_of_a_change(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         url = sqlite_url(tmp_path)
         other = await Accounts.open(url, journal=tmp_path / "other", refresh_s=60.0)
         try:
@@ -86,11 +84,9 @@ def test_another_gateway_learns_of_a_change(tmp_path: Path) -> None:
         finally:
             await other.close()
 
-    with_site(tmp_path, story)
 
-
-def test_changes_at_the_same_time_all_count(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_changes_at_the_same_time_all_count(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         path = f"keys/{site.ids['other']}"
         fields = {"name": "n", "owner": "o", "concurrent": 3, "requests_per_min": 7, "track": False}
         replies = await asyncio.gather(
@@ -100,11 +96,9 @@ def test_changes_at_the_same_time_all_count(tmp_path: Path) -> None:
         key = (await listed(site, "admin"))["n"]
         assert {name: key[name] for name in fields} == fields
 
-    with_site(tmp_path, story)
 
-
-def test_members_see_and_revoke_their_own(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_members_see_and_revoke_their_own(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         await site.add("second", owner=ADA)
         await site.add("another")
         mine = await listed(site, "member")
@@ -132,11 +126,9 @@ def test_members_see_and_revoke_their_own(tmp_path: Path) -> None:
         assert (await site.ask("member", "GET", "me")).status == 401
         assert (await site.ask("other", "DELETE", f"keys/{site.ids['other']}")).status == 200
 
-    with_site(tmp_path, story)
 
-
-def test_no_answer_but_the_first_has_a_secret(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_no_answer_but_the_first_has_a_secret(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         reply = await site.ask("admin", "POST", "keys", {"name": "k"})
         site.texts["k"] = reply.json["key"]
         digests = [key.digest for key in await site.place.database.keys()]
@@ -153,8 +145,6 @@ def test_no_answer_but_the_first_has_a_secret(tmp_path: Path) -> None:
             assert hidden.encode() not in said
         assert b"digest" not in said
         assert digests[0].encode() not in reply.body
-
-    with_site(tmp_path, story)
 
 
 NONSENSE: list[tuple[object, str | None]] = [
@@ -174,8 +164,8 @@ NONSENSE: list[tuple[object, str | None]] = [
 ]
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         for body, param in NONSENSE:
             for method, path in (("POST", "keys"), ("PATCH", f"keys/{site.ids['other']}")):
                 reply = await site.ask("admin", method, path, body)
@@ -184,11 +174,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         assert (await listed(site, "admin"))["other"]["role"] == "member"
         assert len(await site.place.database.keys()) == 4
 
-    with_site(tmp_path, story)
 
-
-def test_keys_that_are_not_there(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_keys_that_are_not_there(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         assert (await site.ask("admin", "POST", "keys", {})).json["error"]["param"] == "name"
         # A name is no id, and neither is what only begins like one.
         for path in ("keys/other", f"keys/{site.ids['other'][:5]}", f"keys/{site.ids['other']}/"):
@@ -199,11 +187,9 @@ def test_keys_that_are_not_there(tmp_path: Path) -> None:
         assert (await site.ask("admin", "GET", "keys?all=1")).status == 400
         assert len(await listed(site, "admin")) == 4
 
-    with_site(tmp_path, story)
 
-
-def test_an_expiry_moves(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_an_expiry_moves(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         path = f"keys/{site.ids['other']}"
         soon_s = time.time() + 3600
         reply = await site.ask("admin", "PATCH", path, {"expires_s": soon_s})
@@ -217,11 +203,9 @@ def test_an_expiry_moves(tmp_path: Path) -> None:
         reply = await site.ask("admin", "PATCH", f"keys/{key.id}", {"expires_s": None})
         assert reply.json["state"] == "active"
 
-    with_site(tmp_path, story)
 
-
-def test_who_changed_what_is_in_the_log(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_who_changed_what_is_in_the_log(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         made = (await site.ask("admin", "POST", "keys", {"name": "k"})).json
         await site.ask("socket", "PATCH", f"keys/{made['id']}", {"name": "l", "owner": ADA})
         await site.ask("member", "DELETE", f"keys/{made['id']}")
@@ -238,11 +222,12 @@ def test_who_changed_what_is_in_the_log(tmp_path: Path) -> None:
             assert f'"by":"{by}"' in line
             assert made["id"] in line
 
-    with_site(tmp_path, story)
 
+async def test_a_database_that_is_away_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_site(tmp_path) as site:
 
-def test_a_database_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(site: Site) -> None:
         async def away(*_: object) -> None:
             raise OSError("connection refused at db.internal:5432")
 
@@ -262,8 +247,6 @@ def test_a_database_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.Mon
             assert reply.headers["retry-after"] == "5"
         # Models are asked all the same.
         assert (await site.place.ask(site.texts["member"])).status == 200
-
-    with_site(tmp_path, story)
 
 
 async def test_without_accounts_there_are_no_keys() -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from atoll.telemetry.history import ModelSums
-from tests.runtime.gateway.console.site import Site, with_site
+from tests.runtime.gateway.console.site import Site, open_site
 
 CHAT = "/v1/chat/completions"
 
@@ -20,8 +20,8 @@ async def ask_model(site: Site, name: str, request_id: str) -> None:
     assert answer.status == 200
 
 
-def test_a_request_is_found_by_its_id_and_only_by_who_may_see_it(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_a_request_is_found_by_its_id_and_only_by_who_may_see_it(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         await ask_model(site, "member", "asked-1")
         await ask_model(site, "other", "asked-2")
         seen = (await site.ask("viewer", "GET", "requests")).json["requests"]
@@ -37,11 +37,9 @@ def test_a_request_is_found_by_its_id_and_only_by_who_may_see_it(tmp_path: Path)
         # Nothing of what was said is kept.
         assert "hi" not in json.dumps(found).split('"')
 
-    with_site(tmp_path, story)
 
-
-def test_history_is_told_as_curves(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_history_is_told_as_curves(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         gateway = site.place.bench.gateway
         await ask_model(site, "member", "asked-1")
         history = gateway.history
@@ -57,27 +55,21 @@ def test_history_is_told_as_curves(tmp_path: Path) -> None:
         for wrong in ("of=gpus", "points=0", "since_s=x", "since_s=9&until_s=5"):
             assert (await site.ask("viewer", "GET", f"history?{wrong}")).status == 400
 
-    with_site(tmp_path, story)
 
-
-def test_a_gateway_that_keeps_no_history_says_so(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_a_gateway_that_keeps_no_history_says_so(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         gateway = site.place.bench.gateway
         gateway.configure(gateway.settings.model_copy(update={"history": ""}))
         answer = await site.ask("viewer", "GET", "history")
         assert answer.status == 404
         assert answer.json["error"]["code"] == "no_history"
 
-    with_site(tmp_path, story)
 
-
-def test_what_is_counted_is_recorded_once(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_what_is_counted_is_recorded_once(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         gateway = site.place.bench.gateway
         await ask_model(site, "member", "asked-1")
         now_s = gateway.loop.time()
         first = gateway.traffic.take(now_s + 20.0)
         assert first["m"][0] == 1.0
         assert gateway.traffic.take(now_s + 40.0)["m"][0] == 0.0
-
-    with_site(tmp_path, story)

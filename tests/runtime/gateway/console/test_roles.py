@@ -19,7 +19,7 @@ from atoll.runtime.gateway.usage_writer import ENDPOINTS
 from atoll.runtime.http.api_route import JSON, PREFIX
 from atoll.runtime.http.http_request import Request
 from atoll.runtime.openai import ApiError
-from tests.runtime.gateway.console.site import Site, with_site
+from tests.runtime.gateway.console.site import open_site
 
 PAGE = (Path(__file__).resolve().parents[4] / "docs/reference/http.md").read_text("utf-8")
 CONTEXT = cast("PagesContext", SimpleNamespace())
@@ -109,8 +109,8 @@ _WAYS = {
 """How somebody asks, and in which role that is."""
 
 
-def test_every_way_to_every_request(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_every_way_to_every_request(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         await site.add("gone", role="admin")
         await site.add("operator", role="operator")
         await site.ask("socket", "DELETE", f"keys/{site.ids['gone']}")
@@ -146,11 +146,9 @@ def test_every_way_to_every_request(tmp_path: Path) -> None:
                         )
                         assert reply.status == 403, at
 
-    with_site(tmp_path, story)
 
-
-def test_metrics_are_for_admins(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_metrics_are_for_admins(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         bench = site.place.bench
         statuses = {}
         for way in ("", "token", "admin", "member", "viewer"):
@@ -161,24 +159,19 @@ def test_metrics_are_for_admins(tmp_path: Path) -> None:
         assert (await bench.admin("/metrics", headers=lowered)).status == 403
         assert (await bench.admin("/metrics")).status == 200
 
-    with_site(tmp_path, story)
 
-
-def test_a_header_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+async def test_a_header_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     """Whoever stands before us may have meant the other one."""
-
-    async def story(site: Site) -> None:
+    async with open_site(tmp_path) as site:
         for twice in (
             "x-atoll-role: viewer\r\nx-atoll-role: admin\r\n",
             "x-atoll-role: member\r\nx-atoll-owner: a\r\nX-Atoll-Owner: b\r\n",
         ):
             assert (await site.ask("socket", "GET", "me", None, twice)).status == 400
 
-    with_site(tmp_path, story)
 
-
-def test_without_a_token_strangers_find_nothing(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_without_a_token_strangers_find_nothing(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         gateway = site.place.bench.gateway
         gateway.configure(gateway.settings.model_copy(update={"admin_token": None}))
         for path in ("me", "status", "keys", "usage", "nothing"):
@@ -188,11 +181,9 @@ def test_without_a_token_strangers_find_nothing(tmp_path: Path) -> None:
         assert (await site.ask("member", "GET", "status")).status == 403
         assert (await site.ask("member", "GET", "me")).status == 200
 
-    with_site(tmp_path, story)
 
-
-def test_a_viewer_asks_no_models(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_a_viewer_asks_no_models(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         bench = site.place.bench
         bodies: dict[str, object] = {
             "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
@@ -233,11 +224,9 @@ def test_a_viewer_asks_no_models(tmp_path: Path) -> None:
             assert reply.status == 200
         assert not bench.gateway.relays
 
-    with_site(tmp_path, story)
 
-
-def test_who_asks(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_who_asks(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         me = (await site.ask("member", "GET", "me")).json
         assert me == {
             "id": site.ids["member"],
@@ -253,5 +242,3 @@ def test_who_asks(tmp_path: Path) -> None:
         more = "x-atoll-role: viewer\r\nx-atoll-owner: bo\r\n"
         lowered = (await site.ask("admin", "GET", "me", None, more)).json
         assert (lowered["id"], lowered["role"], lowered["owner"]) == (None, "viewer", "bo")
-
-    with_site(tmp_path, story)

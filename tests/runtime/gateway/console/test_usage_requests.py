@@ -16,7 +16,7 @@ from atoll.runtime.accounts.usage_report import SUMS
 from atoll.runtime.gateway.console import usage_requests as console_usage
 from atoll.telemetry.usage_record import Attempt
 from tests.runtime.accounts.helpers import record
-from tests.runtime.gateway.console.site import ADA, Site, with_site
+from tests.runtime.gateway.console.site import ADA, Site, open_site
 
 START_S = 1_800_000_000.0
 DAY_S = 86_400.0
@@ -56,8 +56,8 @@ async def rows(site: Site, way: str, query: str, more: str = "") -> list[dict[st
     return found
 
 
-def test_sums_by_two_agree_with_sums_by_one(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_sums_by_two_agree_with_sums_by_one(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         await fill(site)
         single = {by: await rows(site, "viewer", f"by={by}") for by in SUMS}
         for one, two in (("key", "day"), ("model", "provider")):
@@ -79,11 +79,9 @@ def test_sums_by_two_agree_with_sums_by_one(tmp_path: Path) -> None:
             "model",
         ]
 
-    with_site(tmp_path, story)
 
-
-def test_members_see_what_their_own_keys_used(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_members_see_what_their_own_keys_used(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         await fill(site)
         ids = site.ids
         for by in ("key", "key,day", "key,node"):
@@ -105,11 +103,9 @@ def test_members_see_what_their_own_keys_used(tmp_path: Path) -> None:
             assert (reply.status, reply.json["error"]["code"]) == (403, "role_forbids"), key
         assert (await site.ask("viewer", "GET", "usage?key=aaaaaaaaaaaa")).status == 404
 
-    with_site(tmp_path, story)
 
-
-def test_a_span(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_a_span(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         await fill(site)
         since = f"by=day&since_s={START_S + 10}"
         assert [row["day"] for row in await rows(site, "admin", since)] == [
@@ -119,8 +115,6 @@ def test_a_span(tmp_path: Path) -> None:
         both = f"{since}&until_s={START_S + 1.5 * DAY_S}"
         assert [row["day"] for row in await rows(site, "admin", both)] == ["2027-01-16"]
         assert len(await rows(site, "admin", "by=day")) == 3
-
-    with_site(tmp_path, story)
 
 
 NONSENSE = [
@@ -144,17 +138,15 @@ NONSENSE = [
 ]
 
 
-def test_queries_that_mean_nothing(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_queries_that_mean_nothing(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         for query, param in NONSENSE:
             reply = await site.ask("admin", "GET", f"usage?{query}")
             assert (reply.status, reply.json["error"]["param"]) == (400, param), query
 
-    with_site(tmp_path, story)
 
-
-def test_a_file(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_a_file(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         await fill(site)
         reply = await site.ask("member", "GET", "usage?by=day,model&format=csv")
         assert reply.status == 200
@@ -172,13 +164,10 @@ def test_a_file(tmp_path: Path) -> None:
         assert empty.body.decode().splitlines()[0].startswith("key,name,requests,prompt_tokens")
         assert len(empty.body.splitlines()) == 1
 
-    with_site(tmp_path, story)
 
-
-def test_names_of_keys_run_nothing_in_a_spreadsheet(tmp_path: Path) -> None:
+async def test_names_of_keys_run_nothing_in_a_spreadsheet(tmp_path: Path) -> None:
     names = ("=1+1", "+1", "-1", "@x", " =1", "'=1", "a=1", "|x", 'a","=1')
-
-    async def story(site: Site) -> None:
+    async with open_site(tmp_path) as site:
         done = []
         for number, name in enumerate(names):
             key_id = await site.add(name, owner=name)
@@ -193,11 +182,9 @@ def test_names_of_keys_run_nothing_in_a_spreadsheet(tmp_path: Path) -> None:
                 assert cell.removeprefix("'") in names or cell in names
                 assert cell.lstrip()[0] not in "=+-@|", cell
 
-    with_site(tmp_path, story)
 
-
-def test_there_is_a_max_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(site: Site) -> None:
+async def test_there_is_a_max_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_site(tmp_path) as site:
         await fill(site)
         monkeypatch.setattr(console_usage, "ROWS", 2)
         reply = await site.ask("admin", "GET", "usage?by=day")
@@ -210,11 +197,9 @@ def test_there_is_a_max_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(console_usage, "CSV_ROWS", 3)
         assert (await site.ask("admin", "GET", "usage?by=day&format=csv")).status == 200
 
-    with_site(tmp_path, story)
 
-
-def test_a_budget_is_set_seen_by_whom_it_concerns_and_removed(tmp_path: Path) -> None:
-    async def story(site: Site) -> None:
+async def test_a_budget_is_set_seen_by_whom_it_concerns_and_removed(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
         await fill(site)
 
         async def seen(who: str) -> list[tuple[str | None, float]]:
@@ -246,5 +231,3 @@ def test_a_budget_is_set_seen_by_whom_it_concerns_and_removed(tmp_path: Path) ->
         assert (gone.status, gone.json) == (200, {"budgets": []})
         again = await site.ask("admin", "DELETE", "budgets/owner%20ada%40lab.example")
         assert again.status == 404
-
-    with_site(tmp_path, story)

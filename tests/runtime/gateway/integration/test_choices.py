@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,12 @@ STICKY = ROUTES.model_copy(update={"sticky": True})
 TRAFFIC = "/atoll/v1/traffic"
 
 
-def with_engines(
-    test: Callable[[Bench], Awaitable[None]], *, routes: ChoiceRoutes | None = ROUTES, **more: Any
-) -> None:
-    async def go() -> None:
-        engines = [ScriptedEngine(model="chat.small"), ScriptedEngine(model="chat.large")]
-        choices = {} if routes is None else {"chat": routes}
-        async with running(engines, choices=choices, **more) as bench:
-            await test(bench)
-
-    asyncio.run(asyncio.wait_for(go(), 240))
+def choosing(
+    *, routes: ChoiceRoutes | None = ROUTES, **more: Any
+) -> AbstractAsyncContextManager[Bench]:
+    """Run a gateway over a small model and a large one."""
+    engines = [ScriptedEngine(model="chat.small"), ScriptedEngine(model="chat.large")]
+    return running(engines, choices={} if routes is None else {"chat": routes}, **more)
 
 
 async def ask(bench: Bench, text: str = "hello", headers: str = "", **more: Any) -> Reply:
@@ -47,8 +42,8 @@ async def answered(bench: Bench, count: int, **more: Any) -> Counter[str]:
     return Counter(reply.headers["x-atoll-model"] for reply in replies)
 
 
-def test_requests_are_dealt_by_share_and_answers_say_by_whom() -> None:
-    async def go(bench: Bench) -> None:
+async def test_requests_are_dealt_by_share_and_answers_say_by_whom() -> None:
+    async with choosing() as bench:
         for _ in range(3):
             assert await answered(bench, 8) == {"llama-3.1-8b": 6, "llama-3.1-70b@fp8": 2}
         assert {seen.body["model"] for seen in bench.engines[0].seen} == {"chat.small"}
@@ -69,11 +64,9 @@ def test_requests_are_dealt_by_share_and_answers_say_by_whom() -> None:
         assert 'atoll_gateway_requests_total{endpoint="/v1/chat/completions",model="chat"' in page
         assert "atoll_choice_stand_ins_total{" not in page
 
-    with_engines(go)
 
-
-def test_the_choice_is_listed_and_what_is_behind_it_answers_too() -> None:
-    async def go(bench: Bench) -> None:
+async def test_the_choice_is_listed_and_what_is_behind_it_answers_too() -> None:
+    async with choosing() as bench:
         listed = (await bench.get("/v1/models")).json["data"]
         assert [model["id"] for model in listed] == ["chat"]
         assert (await bench.get("/v1/models/chat")).json["id"] == "chat"
@@ -83,11 +76,9 @@ def test_the_choice_is_listed_and_what_is_behind_it_answers_too() -> None:
             assert reply.status == 200
         assert len(bench.engines[1].seen) == 3
 
-    with_engines(go)
 
-
-def test_a_choice_may_have_another_name_and_stand_in_for_others() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_choice_may_have_another_name_and_stand_in_for_others() -> None:
+    async with choosing(aliases={"gpt": "chat"}) as bench:
         listed = (await bench.get("/v1/models")).json["data"]
         assert [model["id"] for model in listed] == ["chat", "gpt"]
         replies = [await ask(bench, model="gpt") for _ in range(8)]
@@ -100,21 +91,17 @@ def test_a_choice_may_have_another_name_and_stand_in_for_others() -> None:
         await bench.settled()
         assert {record.model for record in bench.records[:8]} == {"chat"}
 
-    with_engines(go, aliases={"gpt": "chat"})
 
-
-def test_the_log_says_who_answered(tmp_path: Path) -> None:
-    async def go(bench: Bench) -> None:
-        bench.gateway.log = JsonLog(descriptor)
-        bench.gateway.configure(bench.gateway.settings)
-        await ask(bench)
-        await ask(bench, model="chat.large")
-        await bench.settled()
-        bench.gateway.log.flush()
-
+async def test_the_log_says_who_answered(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT, 0o600)
     try:
-        with_engines(go)
+        async with choosing() as bench:
+            bench.gateway.log = JsonLog(descriptor)
+            bench.gateway.configure(bench.gateway.settings)
+            await ask(bench)
+            await ask(bench, model="chat.large")
+            await bench.settled()
+            bench.gateway.log.flush()
     finally:
         os.close(descriptor)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -122,18 +109,16 @@ def test_the_log_says_who_answered(tmp_path: Path) -> None:
     assert said == [("chat", "llama-3.1-8b"), ("chat.large", None)]
 
 
-def test_models_that_clients_know_by_name_stay_listed() -> None:
-    async def go(bench: Bench) -> None:
+async def test_models_that_clients_know_by_name_stay_listed() -> None:
+    async with choosing(routes=ROUTES.model_copy(update={"models": {}})) as bench:
         listed = (await bench.get("/v1/models")).json["data"]
         assert [model["id"] for model in listed] == ["chat", "chat.small", "chat.large"]
         reply = await ask(bench)
         assert reply.headers["x-atoll-model"] == "chat.small"
 
-    with_engines(go, routes=ROUTES.model_copy(update={"models": {}}))
 
-
-def test_a_conversation_stays_with_its_model() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_conversation_stays_with_its_model() -> None:
+    async with choosing(routes=STICKY) as bench:
         found: dict[str, set[str]] = {}
         for _ in range(3):
             for number in range(16):
@@ -147,11 +132,9 @@ def test_a_conversation_stays_with_its_model() -> None:
         bad = await ask(bench, headers=f"x-atoll-session: {'x' * 300}\r\n")
         assert (bad.status, bad.json["error"]["param"]) == (400, "x-atoll-session")
 
-    with_engines(go, routes=STICKY)
 
-
-def test_who_errs_less_stands_in_for_one_that_is_gone() -> None:
-    async def go(bench: Bench) -> None:
+async def test_who_errs_less_stands_in_for_one_that_is_gone() -> None:
+    async with choosing() as bench:
         bench.gateway.pool.set_health("e0", up=False, reason="test")
         assert await answered(bench, 8) == {"llama-3.1-70b@fp8": 8}
         page = (await bench.admin("/metrics")).body.decode()
@@ -160,11 +143,9 @@ def test_who_errs_less_stands_in_for_one_that_is_gone() -> None:
         bench.gateway.pool.set_health("e0", up=True)
         assert await answered(bench, 8) == {"llama-3.1-8b": 6, "llama-3.1-70b@fp8": 2}
 
-    with_engines(go)
 
-
-def test_who_errs_more_answers_only_where_nobody_else_is() -> None:
-    async def go(bench: Bench) -> None:
+async def test_who_errs_more_answers_only_where_nobody_else_is() -> None:
+    async with choosing(max_inflight=1) as bench:
         # The large one is busy: requests that are its turn are told so, and do not get less.
         bench.gateway.pool.members["e1"].inflight = 1
         replies = [await ask(bench) for _ in range(8)]
@@ -175,21 +156,17 @@ def test_who_errs_more_answers_only_where_nobody_else_is() -> None:
         bench.gateway.pool.set_health("e1", up=False, reason="test")
         assert await answered(bench, 8) == {"llama-3.1-8b": 8}
 
-    with_engines(go, max_inflight=1)
 
-
-def test_another_model_answers_a_request_that_one_failed() -> None:
-    async def go(bench: Bench) -> None:
+async def test_another_model_answers_a_request_that_one_failed() -> None:
+    async with choosing() as bench:
         bench.engines[0].faults = [Fault("die_before_head")] * 3
         bench.engines[1].faults = []
         assert sum((await answered(bench, 4)).values()) == 4
         assert len(bench.engines[1].seen) == 4  # its own turn, and the three that failed
 
-    with_engines(go)
 
-
-def test_a_controller_tells_choices() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_controller_tells_choices() -> None:
+    async with choosing(routes=None) as bench:
         assert (await ask(bench)).status == 404
         told = {"fleet": "", "models": {}, "choices": {"chat": ROUTES.model_dump(mode="json")}}
         reply = await bench.admin("/atoll/v1/routes", told, method="PUT")
@@ -201,5 +178,3 @@ def test_a_controller_tells_choices() -> None:
         assert (refused.status, "nobody has a share" in refused.body.decode()) == (400, True)
         await bench.admin("/atoll/v1/routes", {"models": {}}, method="PUT")
         assert (await ask(bench)).status == 404
-
-    with_engines(go, routes=None)

@@ -395,7 +395,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 async def test_slow_is_not_dead_where_a_stream_goes_on() -> None:
     """Whoever is late with its health while it sends tokens keeps what it runs, and gets nothing new."""
-    text = (await asyncio.to_thread(expected, CHAT, chat())).text
+    text = expected(CHAT, chat()).text
     engines = [ScriptedEngine(step_s=0.03), ScriptedEngine(busy=True)]
     async with running(engines, health=SOON) as bench:
         pool = bench.gateway.pool
@@ -415,22 +415,18 @@ async def test_slow_is_not_dead_where_a_stream_goes_on() -> None:
         await until(lambda: pool.members["e0"].state == "up")
 
 
-def test_a_gateway_that_stood_still_holds_nothing_against_backends() -> None:
+async def test_a_gateway_that_stood_still_holds_nothing_against_backends() -> None:
     """While it waits for a core it hears no answers: nobody is down for that."""
-
-    async def story() -> None:
-        health = HealthSettings(interval_s=0.02, timeout_s=0.04, failures=2)
-        async with running([ScriptedEngine(), ScriptedEngine()], health=health) as bench:
-            events: list[str] = []
-            bench.gateway.pool.listeners.append(lambda event, member: events.append(event))
-            await asyncio.sleep(0.1)
-            # Every turn of the loop waits for a core, and an answer takes several.
-            for _ in range(14):
-                time.sleep(0.09)
-                await asyncio.sleep(0)
-            assert not {"down", "slow"} & set(events)
-
-    asyncio.run(story())
+    health = HealthSettings(interval_s=0.02, timeout_s=0.04, failures=2)
+    async with running([ScriptedEngine(), ScriptedEngine()], health=health) as bench:
+        events: list[str] = []
+        bench.gateway.pool.listeners.append(lambda event, member: events.append(event))
+        await asyncio.sleep(0.1)
+        # Every turn of the loop waits for a core, and an answer takes several.
+        for _ in range(14):
+            time.sleep(0.09)
+            await asyncio.sleep(0)
+        assert not {"down", "slow"} & set(events)
 
 
 async def test_the_only_backend_is_kept_however_slow_it_is() -> None:
@@ -461,7 +457,7 @@ async def test_late_answers_are_waited_for_where_nobody_is_left_to_ask(
 
 
 async def test_who_is_late_and_sends_nothing_is_left_for_others() -> None:
-    text = (await asyncio.to_thread(expected, CHAT, chat())).text
+    text = expected(CHAT, chat()).text
     # The second says nothing of itself, and so stays down, until the first has begun.
     engines = [ScriptedEngine(faults=[Fault("stall", 2)]), ScriptedEngine(busy=True)]
     patient = replace(QUICK, first_token_s=600.0, between_tokens_s=600.0)

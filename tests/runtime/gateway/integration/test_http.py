@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.runtime.gateway.harness import (
     CHAT,
     COMPLETIONS,
     QUICK,
-    Bench,
     Reply,
     chat,
     read_reply,
@@ -31,14 +29,6 @@ from tests.seeds import examples
 
 STAND_IN = "small instead of large"
 EMBEDDINGS = "/v1/embeddings"
-
-
-def with_bench(test: Callable[[Bench], Awaitable[Any]], **options: Any) -> Any:
-    async def go() -> Any:
-        async with running([ScriptedEngine()], **options) as bench:
-            return await test(bench)
-
-    return asyncio.run(go())
 
 
 def assert_error(reply: Reply, status: int) -> None:
@@ -103,8 +93,8 @@ BAD_BODIES: list[tuple[str, Any, int, str | None]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param"), BAD_BODIES)
-def test_bad_bodies(path: str, body: Any, status: int, param: str | None) -> None:
-    async def go(bench: Bench) -> None:
+async def test_bad_bodies(path: str, body: Any, status: int, param: str | None) -> None:
+    async with running([ScriptedEngine()]) as bench:
         reply = await bench.post(path, body)
         assert_error(reply, status)
         assert bench.engines[0].seen == []
@@ -113,8 +103,6 @@ def test_bad_bodies(path: str, body: Any, status: int, param: str | None) -> Non
             assert reply.json["error"]["param"] == param
         if status == 404:
             assert reply.json["error"]["code"] == "model_not_found"
-
-    with_bench(go)
 
 
 @pytest.mark.parametrize(
@@ -131,21 +119,17 @@ def test_bad_bodies(path: str, body: Any, status: int, param: str | None) -> Non
         (b"DELETE /metrics HTTP/1.1\r\nhost: x\r\n\r\n", 403),
     ],
 )
-def test_bad_requests(raw: bytes, status: int) -> None:
+async def test_bad_requests(raw: bytes, status: int) -> None:
     """What is wrong with a request for any server is listed with `HandlerServer`."""
-
-    async def go(bench: Bench) -> None:
+    async with running([ScriptedEngine()], limits=GatewayLimits(body_bytes=1000)) as bench:
         reply = await bench.ask(raw)
         assert_error(reply, status)
         assert ("allow" in reply.headers) == (status == 405)
 
-    with_bench(go, limits=GatewayLimits(body_bytes=1000))
 
-
-def test_slow_request_is_cut_off() -> None:
+async def test_slow_request_is_cut_off() -> None:
     """A byte now and then keeps nothing alive."""
-
-    async def go(bench: Bench) -> None:
+    async with running([ScriptedEngine()], deadlines=replace(QUICK, body_s=0.2)) as bench:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{")
 
@@ -162,11 +146,10 @@ def test_slow_request_is_cut_off() -> None:
             while bench.gateway.connections:
                 await asyncio.sleep(0.05)
 
-    with_bench(go, deadlines=replace(QUICK, body_s=0.2))
 
-
-def test_full_gateway_says_when_to_come_back() -> None:
-    async def go(bench: Bench) -> None:
+@pytest.mark.parametrize("full", [{"limits": GatewayLimits(requests=1)}, {"max_inflight": 1}])
+async def test_full_gateway_says_when_to_come_back(full: dict[str, Any]) -> None:
+    async with running([ScriptedEngine()], attempts=1, deadlines=QUICK, **full) as bench:
         bench.engines[0].faults = [Fault("stall_before")]
         first = asyncio.create_task(bench.post(CHAT, chat()))
         await asyncio.sleep(0.1)
@@ -177,12 +160,9 @@ def test_full_gateway_says_when_to_come_back() -> None:
         await first
         assert (await bench.post(CHAT, chat())).status == 200
 
-    with_bench(go, limits=GatewayLimits(requests=1), attempts=1, deadlines=QUICK)
-    with_bench(go, max_inflight=1, attempts=1, deadlines=QUICK)
 
-
-def test_too_many_connections() -> None:
-    async def go(bench: Bench) -> None:
+async def test_too_many_connections() -> None:
+    async with running([ScriptedEngine()], limits=GatewayLimits(connections=1)) as bench:
         one = await asyncio.open_connection("127.0.0.1", bench.port)
         await asyncio.sleep(0.05)
         reply = await bench.get("/health")
@@ -191,11 +171,9 @@ def test_too_many_connections() -> None:
         await asyncio.sleep(0.05)
         assert (await bench.get("/health")).status == 200
 
-    with_bench(go, limits=GatewayLimits(connections=1))
 
-
-def test_requests_may_follow_each_other_without_waiting() -> None:
-    async def go(bench: Bench) -> None:
+async def test_requests_may_follow_each_other_without_waiting() -> None:
+    async with running([ScriptedEngine()]) as bench:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
         body = json.dumps(chat("one")).encode()
         asked = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
@@ -215,12 +193,10 @@ def test_requests_may_follow_each_other_without_waiting() -> None:
         assert await reader.read() == b""
         writer.close()
 
-    with_bench(go)
-
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_http_1_0(stream: bool) -> None:
-    async def go(bench: Bench) -> None:
+async def test_http_1_0(stream: bool) -> None:
+    async with running([ScriptedEngine()]) as bench:
         body = json.dumps(chat(stream=stream)).encode()
         raw = b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (CHAT.encode(), len(body), body)
         reply = await bench.ask(raw)
@@ -228,11 +204,9 @@ def test_http_1_0(stream: bool) -> None:
         assert "transfer-encoding" not in reply.headers
         assert reply.text if stream else reply.json["choices"]
 
-    with_bench(go)
 
-
-def test_ids_and_traces_travel() -> None:
-    async def go(bench: Bench) -> None:
+async def test_ids_and_traces_travel() -> None:
+    async with running([ScriptedEngine()]) as bench:
         trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         given = f"X-Request-Id: abc-1\r\nTraceparent: {trace}\r\nTraceState: a=b\r\n"
         given += "Authorization: Bearer secret\r\n"
@@ -256,11 +230,9 @@ def test_ids_and_traces_travel() -> None:
             assert reply.headers["x-request-id"].startswith("req-")
             assert len(bench.engines[0].seen[-1].headers["traceparent"]) == 55
 
-    with_bench(go)
 
-
-def test_drain_lets_requests_end_and_takes_no_more() -> None:
-    async def go(bench: Bench) -> None:
+async def test_drain_lets_requests_end_and_takes_no_more() -> None:
+    async with running([ScriptedEngine()]) as bench:
         bench.engines[0].step_s = 0.01
         asking = asyncio.create_task(bench.post(CHAT, chat(stream=True)))
         await asyncio.sleep(0.1)
@@ -268,8 +240,6 @@ def test_drain_lets_requests_end_and_takes_no_more() -> None:
         assert (await asking).events[-1] == "[DONE]"
         with pytest.raises(ConnectionError):
             await bench.get("/health")
-
-    with_bench(go)
 
 
 values = st.recursive(
@@ -315,8 +285,10 @@ FIELDS = [
         max_size=8,
     )
 )
-def test_no_body_is_answered_with_a_5xx(cases: list[tuple[str, dict[str, Any], bytes]]) -> None:
-    async def go(bench: Bench) -> None:
+async def test_no_body_is_answered_with_a_5xx(
+    cases: list[tuple[str, dict[str, Any], bytes]],
+) -> None:
+    async with running([ScriptedEngine()]) as bench:
         for path, fields, noise in cases:
             good = chat(prompt="x", input="x", max_tokens=3) | fields
             raw = json.dumps(good).encode()
@@ -325,8 +297,6 @@ def test_no_body_is_answered_with_a_5xx(cases: list[tuple[str, dict[str, Any], b
                 assert reply.status < 500, (body, reply.body)
                 if reply.status >= 400:
                     assert_error(reply, reply.status)
-
-    with_bench(go)
 
 
 async def test_a_request_that_ended_leaves_nothing_for_the_garbage_collector() -> None:
@@ -348,11 +318,12 @@ async def test_a_request_that_ended_leaves_nothing_for_the_garbage_collector() -
 
 @pytest.mark.parametrize("affinity", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_answers_of_weights_that_stand_in_say_so(affinity: bool, stream: bool) -> None:
-    async def ask(bench: Bench) -> Reply:
-        return await bench.post(CHAT, chat(stream=stream))
-
-    reply = with_bench(ask, metadata={"stand_in": STAND_IN}, affinity=affinity)
-    assert reply.status == 200
-    assert reply.headers["x-atoll-stand-in"] == STAND_IN
-    assert "x-atoll-stand-in" not in with_bench(ask, affinity=affinity).headers
+async def test_answers_of_weights_that_stand_in_say_so(affinity: bool, stream: bool) -> None:
+    told = {"stand_in": STAND_IN}
+    async with running([ScriptedEngine()], metadata=told, affinity=affinity) as bench:
+        reply = await bench.post(CHAT, chat(stream=stream))
+        assert reply.status == 200
+        assert reply.headers["x-atoll-stand-in"] == STAND_IN
+    async with running([ScriptedEngine()], affinity=affinity) as bench:
+        reply = await bench.post(CHAT, chat(stream=stream))
+        assert "x-atoll-stand-in" not in reply.headers

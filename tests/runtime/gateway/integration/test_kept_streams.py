@@ -9,8 +9,8 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,12 @@ class Site:
         return Bench(gateway, self.engines, port)
 
 
-def run(folder: Path, story: Callable[[Site], Awaitable[None]], *engines: ScriptedEngine) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as until:
-            for engine in engines:
-                until.push_async_callback(engine.stop)
-            await story(Site(folder, list(engines), until))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def standing(folder: Path, *engines: ScriptedEngine) -> AsyncIterator[Site]:
+    async with AsyncExitStack() as until:
+        for engine in engines:
+            until.push_async_callback(engine.stop)
+        yield Site(folder, list(engines), until)
 
 
 def die(bench: Bench) -> None:
@@ -143,12 +141,12 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         itertools.product(ASKED, ("vllm", "llamacpp", "atoll")),
     ),
 )
-def test_another_gateway_goes_on(tmp_path: Path, name: str, kind: str) -> None:
+async def test_another_gateway_goes_on(tmp_path: Path, name: str, kind: str) -> None:
     """Event by event what a client gets that loses nobody: ids, text, reasons, log-probabilities, usage."""
     path, fields = ASKED[name]
     body = {"model": "m", "stream": True, "temperature": 0} | fields
-
-    async def story(it: Site) -> None:
+    engine = ScriptedEngine(kind=kind, step_s=0.002)
+    async with standing(tmp_path, engine, ScriptedEngine(kind=kind, step_s=0.002)) as it:
         first, second = await it.gateway(), await it.gateway()
         whole = events_of((await second.post(path, body, KEEP)).body)
         for count in (1, 2, 7):
@@ -160,14 +158,10 @@ def test_another_gateway_goes_on(tmp_path: Path, name: str, kind: str) -> None:
             stream = rest.headers["x-atoll-stream"]
             assert [each for each, _ in got] == [f"{stream}-{n + 1}" for n in range(len(got))]
 
-    engine = ScriptedEngine(kind=kind, step_s=0.002)
-    run(tmp_path, story, engine, ScriptedEngine(kind=kind, step_s=0.002))
 
-
-def test_three_gateways_die(tmp_path: Path) -> None:
+async def test_three_gateways_die(tmp_path: Path) -> None:
     body = chat(stream=True, max_tokens=60)
-
-    async def story(it: Site) -> None:
+    async with standing(tmp_path, ScriptedEngine(step_s=0.002), ScriptedEngine(step_s=0.002)) as it:
         last = await it.gateway()
         whole = await last.post(CHAT, body, KEEP)
         got: Events = []
@@ -177,13 +171,10 @@ def test_three_gateways_die(tmp_path: Path) -> None:
         got += events_of((await last.post(CHAT, body, went_on(got))).body)
         assert [plain(d) for _, d in got] == [plain(d) for _, d in events_of(whole.body)]
 
-    run(tmp_path, story, ScriptedEngine(step_s=0.002), ScriptedEngine(step_s=0.002))
 
-
-def test_what_is_refused(tmp_path: Path) -> None:
+async def test_what_is_refused(tmp_path: Path) -> None:
     body = chat(stream=True, max_tokens=30)
-
-    async def story(it: Site) -> None:
+    async with standing(tmp_path, ScriptedEngine(step_s=0.002)) as it:
         first, second = await it.gateway(), await it.gateway()
         had = events_of(await cut(first, CHAT, body, 3))
         again = went_on(had)
@@ -200,13 +191,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
         # All of this left it as it was.
         assert (await second.post(CHAT, body, again)).status == 200
 
-    run(tmp_path, story, ScriptedEngine(step_s=0.002))
 
-
-def test_one_that_ended_is_sent_again_and_not_computed_again(tmp_path: Path) -> None:
+async def test_one_that_ended_is_sent_again_and_not_computed_again(tmp_path: Path) -> None:
     body = chat(stream=True, max_tokens=12)
-
-    async def story(it: Site) -> None:
+    async with standing(tmp_path, ScriptedEngine()) as it:
         bench = await it.gateway()
         whole = events_of((await bench.post(CHAT, body, KEEP)).body)
         asked = len(it.engines[0].seen)
@@ -214,14 +202,11 @@ def test_one_that_ended_is_sent_again_and_not_computed_again(tmp_path: Path) -> 
         assert events_of(rest.body) == whole[5:]
         assert len(it.engines[0].seen) == asked
 
-    run(tmp_path, story, ScriptedEngine())
 
-
-def test_a_client_that_is_back_first(tmp_path: Path) -> None:
+async def test_a_client_that_is_back_first(tmp_path: Path) -> None:
     """Its old connection still counts as open: it is closed, and the stream goes on in the new one."""
     body = chat(stream=True, max_tokens=30)
-
-    async def story(it: Site) -> None:
+    async with standing(tmp_path, ScriptedEngine(step_s=0.01)) as it:
         bench, other = await it.gateway(), await it.gateway()
         whole = events_of((await bench.post(CHAT, body, KEEP)).body)
         raw = json.dumps(body).encode()
@@ -237,15 +222,12 @@ def test_a_client_that_is_back_first(tmp_path: Path) -> None:
         assert [plain(d) for _, d in got] == [plain(d) for _, d in whole]
         writer.close()
 
-    run(tmp_path, story, ScriptedEngine(step_s=0.01))
 
-
-def test_the_ledger_has_each_token_once(tmp_path: Path) -> None:
+async def test_the_ledger_has_each_token_once(tmp_path: Path) -> None:
     """Over a gateway that dies, one that loses its client, and one that ends the stream; by its key alone."""
     body = chat(stream=True, max_tokens=50)
     url, journal = sqlite_url(tmp_path), tmp_path / "journal"
-
-    async def story(it: Site) -> None:
+    async with standing(tmp_path, ScriptedEngine(step_s=0.005)) as it:
         books = [await Accounts.open(url, journal=journal, refresh_s=60) for _ in range(2)]
         text, _ = await books[0].database.create_key(NewKey.parse({"name": "n"}))
         stranger, _ = await books[0].database.create_key(NewKey.parse({"name": "s"}))
@@ -288,8 +270,6 @@ def test_the_ledger_has_each_token_once(tmp_path: Path) -> None:
         plain_row = max(rows, key=lambda row: row.completion_tokens)
         assert used["prompt"] == 2 * plain_row.prompt_tokens
         assert used["completion"] == 2 * plain_row.completion_tokens
-
-    run(tmp_path, story, ScriptedEngine(step_s=0.005))
 
 
 class Doom:
@@ -379,14 +359,13 @@ async def _ask_raw(bench: Bench, body: object, headers: str) -> Events:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recovered_first", [False, True], ids=["taken first", "recovered first"])
-def test_the_ledger_is_exact_wherever_a_gateway_is_killed(
+async def test_the_ledger_is_exact_wherever_a_gateway_is_killed(
     tmp_path: Path, recovered_first: bool
 ) -> None:
     """Before each of its stores in turn; its journal is read after another one went on, or before."""
     body = chat(stream=True, max_tokens=2)
     url, journal = sqlite_url(tmp_path), tmp_path / "journal"
-
-    async def story(it: Site) -> None:
+    async with standing(tmp_path, ScriptedEngine()) as it:
         books = await Accounts.open(url, journal=journal, refresh_s=60)
         text, _ = await books.database.create_key(NewKey.parse({"name": "n"}))
         await books.sync()
@@ -446,13 +425,10 @@ def test_the_ledger_is_exact_wherever_a_gateway_is_killed(
             assert tokens in (once, Counter(prompt=0, completion=0)), (name, tokens)
         assert sum(tokens == once for tokens in used.values()) >= len(used) - 6
 
-    run(tmp_path, story, ScriptedEngine())
 
-
-def test_files_go_when_their_time_is_up(tmp_path: Path) -> None:
+async def test_files_go_when_their_time_is_up(tmp_path: Path) -> None:
     body = chat(stream=True, max_tokens=8)
-
-    async def story(it: Site) -> None:
+    async with standing(tmp_path, ScriptedEngine()) as it:
         bench = await it.gateway()
         await bench.post(CHAT, body, KEEP)
         folder = it.folder / "streams"
@@ -464,5 +440,3 @@ def test_files_go_when_their_time_is_up(tmp_path: Path) -> None:
         os.utime(file, (0, time.time() - 301))
         store.sweep()
         assert not file.exists()
-
-    run(tmp_path, story, ScriptedEngine())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -35,14 +35,8 @@ SAY = {"model": "m", "input": "hello", "voice": "heart"}
 FORM = f"content-type: {TYPE.decode()}\r\n"
 
 
-def with_graph_servers(
-    story: Callable[[Bench], Awaitable[None]], *servers: ScriptedGraphServer, **more: Any
-) -> None:
-    async def main() -> None:
-        async with running(servers or [ScriptedGraphServer()], **more) as bench:
-            await story(bench)
-
-    asyncio.run(main())
+def graph_servers(*servers: ScriptedGraphServer, **more: Any) -> AbstractAsyncContextManager[Bench]:
+    return running(servers or [ScriptedGraphServer()], **more)
 
 
 def values(bench: Bench) -> list[tuple[float, float, int]]:
@@ -58,8 +52,8 @@ def sdk_of(bench: Bench) -> openai.AsyncOpenAI:
 # OpenAI's own client
 
 
-def test_the_sdk_speaks_hears_draws_and_embeds() -> None:
-    async def go(bench: Bench) -> None:
+async def test_the_sdk_speaks_hears_draws_and_embeds() -> None:
+    async with graph_servers() as bench:
         async with sdk_of(bench) as sdk:
             spoken = await sdk.audio.speech.create(
                 model="m", voice="heart", input="hello", response_format="wav"
@@ -103,10 +97,8 @@ def test_the_sdk_speaks_hears_draws_and_embeds() -> None:
         assert 'atoll_gateway_speech_seconds_total{model="m"} 2.0' in page
         assert 'atoll_gateway_image_pixels_total{model="m"} 32768.0' in page
 
-    with_graph_servers(go)
 
-
-def test_the_sdk_chats_with_pictures_and_sound() -> None:
+async def test_the_sdk_chats_with_pictures_and_sound() -> None:
     picture = "data:image/png;base64," + base64.b64encode(b"png").decode()
     messages: Any = [
         {
@@ -119,8 +111,7 @@ def test_the_sdk_chats_with_pictures_and_sound() -> None:
         }
     ]
     wanted: Any = {"modalities": ["text", "audio"], "audio": {"voice": "heart", "format": "pcm16"}}
-
-    async def go(bench: Bench) -> None:
+    async with graph_servers() as bench:
         async with sdk_of(bench) as sdk:
             whole = await sdk.chat.completions.create(model="m", messages=messages, **wanted)
             assert whole.choices[0].message.audio is not None
@@ -135,8 +126,6 @@ def test_the_sdk_chats_with_pictures_and_sound() -> None:
         await bench.settled()
         assert values(bench) == [(0.5, 2.0, 77)] * 2
         assert bench.engines[0].seen[0].body["messages"] == messages
-
-    with_graph_servers(go)
 
 
 # When a graph server fails
@@ -155,7 +144,7 @@ KINDS = [(SPEECH, "binary"), (SPEECH, "sse"), (TRANSCRIPTIONS, ""), (IMAGES, "")
         if what != "die_after" or path != IMAGES
     ],
 )
-def test_before_the_first_byte_another_graph_server_answers(
+async def test_before_the_first_byte_another_graph_server_answers(
     what: str, path: str, kind: str
 ) -> None:
     # Dying after 0 pieces: the headers were there, and nothing of the sound.
@@ -164,8 +153,7 @@ def test_before_the_first_byte_another_graph_server_answers(
         TRANSCRIPTIONS: form(HEARD, FILE, ('name="stream"', b"true")),
         IMAGES: {"model": "m", "prompt": "sea"},
     }[path]
-
-    async def go(bench: Bench) -> None:
+    async with graph_servers(ScriptedGraphServer(), ScriptedGraphServer()) as bench:
         for engine in bench.engines[:1]:
             engine.faults.append(Fault(what))
         for _ in range(2):
@@ -177,11 +165,9 @@ def test_before_the_first_byte_another_graph_server_answers(
         assert sum(len(r.backends) for r in bench.records) in (2, 3)
         assert all(r.outcome == "ok" for r in bench.records)
 
-    with_graph_servers(go, ScriptedGraphServer(), ScriptedGraphServer())
 
-
-def test_sound_that_breaks_off_is_cut_and_never_made_whole() -> None:
-    async def go(bench: Bench) -> None:
+async def test_sound_that_breaks_off_is_cut_and_never_made_whole() -> None:
+    async with graph_servers(ScriptedGraphServer()) as bench:
         bench.engines[0].faults.append(Fault("die_after", 4))
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)) as broken:
             await bench.post(SPEECH, SAY | {"response_format": "pcm"})
@@ -194,11 +180,9 @@ def test_sound_that_breaks_off_is_cut_and_never_made_whole() -> None:
         assert not bench.gateway.relays
         assert bench.gateway.pool.members["e0"].inflight == 0
 
-    with_graph_servers(go, ScriptedGraphServer())
 
-
-def test_cut_sound_reaches_the_client_as_an_error() -> None:
-    async def go(bench: Bench) -> None:
+async def test_cut_sound_reaches_the_client_as_an_error() -> None:
+    async with graph_servers(ScriptedGraphServer()) as bench:
         bench.engines[0].faults.append(Fault("die_after", 4))
         async with sdk_of(bench) as sdk:
             with pytest.raises(openai.APIConnectionError):
@@ -206,11 +190,9 @@ def test_cut_sound_reaches_the_client_as_an_error() -> None:
                     model="m", voice="heart", input="hello", response_format="wav"
                 )
 
-    with_graph_servers(go, ScriptedGraphServer())
 
-
-def test_events_that_break_off_end_with_an_error() -> None:
-    async def go(bench: Bench) -> None:
+async def test_events_that_break_off_end_with_an_error() -> None:
+    async with graph_servers(ScriptedGraphServer()) as bench:
         bench.engines[0].faults += [Fault("die_after", 2)] * 2
         spoken = await bench.post(SPEECH, SAY | {"stream_format": "sse"})
         heard = await bench.post(
@@ -225,12 +207,12 @@ def test_events_that_break_off_end_with_an_error() -> None:
         await bench.settled()
         assert [r.outcome for r in bench.records] == ["truncated"] * 2
 
-    with_graph_servers(go, ScriptedGraphServer())
-
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_chat_that_speaks_is_not_resumed(temperature: int) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_chat_that_speaks_is_not_resumed(temperature: int) -> None:
+    async with graph_servers(
+        ScriptedGraphServer(kind="vllm"), ScriptedGraphServer(kind="vllm")
+    ) as bench:
         bench.engines[0].faults.append(Fault("die_after", 5))
         replies = [
             await bench.post(CHAT, chat(stream=True, temperature=temperature)) for _ in range(2)
@@ -245,11 +227,9 @@ def test_a_chat_that_speaks_is_not_resumed(temperature: int) -> None:
         assert bench.engines[1].seen[0].body["messages"] == chat()["messages"]
         assert len(bench.engines[1].seen) == 1
 
-    with_graph_servers(go, ScriptedGraphServer(kind="vllm"), ScriptedGraphServer(kind="vllm"))
 
-
-def test_a_client_that_leaves_pays_for_what_it_heard() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_client_that_leaves_pays_for_what_it_heard() -> None:
+    async with graph_servers(ScriptedGraphServer(step_s=0.05)) as bench:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
         raw = json.dumps(SAY | {"response_format": "pcm"}).encode()
         writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n" % SPEECH.encode())
@@ -262,34 +242,28 @@ def test_a_client_that_leaves_pays_for_what_it_heard() -> None:
         assert (record.outcome, record.estimated) == ("cancelled", True)
         assert 0.0 < record.speech_seconds < 1.0
 
-    with_graph_servers(go, ScriptedGraphServer(step_s=0.05))
 
-
-def test_a_silent_graph_server_is_given_up() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_silent_graph_server_is_given_up() -> None:
+    impatient = replace(QUICK, first_token_s=0.1, between_tokens_s=0.1)
+    async with graph_servers(ScriptedGraphServer(step_s=0.3), deadlines=impatient) as bench:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await bench.post(SPEECH, SAY)
         await bench.settled()
         assert bench.records[0].outcome == "truncated"
 
-    impatient = replace(QUICK, first_token_s=0.1, between_tokens_s=0.1)
-    with_graph_servers(go, ScriptedGraphServer(step_s=0.3), deadlines=impatient)
 
-
-def test_sound_that_waits_for_an_executor_is_not_given_up() -> None:
-    async def go(bench: Bench) -> None:
+async def test_sound_that_waits_for_an_executor_is_not_given_up() -> None:
+    # Nothing in sound can say that it goes on: a pause is longer than one between tokens may be.
+    patient = replace(QUICK, first_token_s=600.0, between_tokens_s=0.05)
+    async with graph_servers(ScriptedGraphServer(step_s=0.1), deadlines=patient) as bench:
         whole = await bench.post(SPEECH, SAY)
         assert whole.status == 200
         assert bench.records[0].outcome == "ok"
 
-    # Nothing in sound can say that it goes on: a pause is longer than one between tokens may be.
-    patient = replace(QUICK, first_token_s=600.0, between_tokens_s=0.05)
-    with_graph_servers(go, ScriptedGraphServer(step_s=0.1), deadlines=patient)
-
 
 @pytest.mark.parametrize("status", [404, 405])
-def test_an_endpoint_that_a_graph_server_lacks_is_its_answer(status: int) -> None:
-    async def go(bench: Bench) -> None:
+async def test_an_endpoint_that_a_graph_server_lacks_is_its_answer(status: int) -> None:
+    async with graph_servers(ScriptedGraphServer()) as bench:
         bench.engines[0].faults += [Fault(str(status))] * 20
         for _ in range(20):
             reply = await bench.post(SPEECH, SAY)
@@ -298,8 +272,6 @@ def test_an_endpoint_that_a_graph_server_lacks_is_its_answer(status: int) -> Non
         member = bench.gateway.pool.members["e0"]
         assert member.state == "up"
         assert (await bench.post(SPEECH, SAY)).status == 200
-
-    with_graph_servers(go, ScriptedGraphServer())
 
 
 # What graph servers say beside their answer
@@ -317,8 +289,8 @@ def test_an_endpoint_that_a_graph_server_lacks_is_its_answer(status: int) -> Non
         ("", "mp3", (0.0, 0)),
     ],
 )
-def test_speech_is_measured(notes: str, kind: str, expected: tuple[float, int]) -> None:
-    async def go(bench: Bench) -> None:
+async def test_speech_is_measured(notes: str, kind: str, expected: tuple[float, int]) -> None:
+    async with graph_servers(ScriptedGraphServer(notes=notes)) as bench:
         reply = await bench.post(SPEECH, SAY | {"response_format": kind})
         assert reply.headers["content-type"] == f"audio/{kind}"
         assert reply.headers["x-atoll-path"] == PATH
@@ -327,26 +299,21 @@ def test_speech_is_measured(notes: str, kind: str, expected: tuple[float, int]) 
         (record,) = bench.records
         assert (record.speech_seconds, record.prompt_tokens) == expected
 
-    with_graph_servers(go, ScriptedGraphServer(notes=notes))
 
-
-def test_an_alias_renames_the_model_inside_a_form() -> None:
-    async def go(bench: Bench) -> None:
+async def test_an_alias_renames_the_model_inside_a_form() -> None:
+    async with graph_servers(aliases={"whisper-1": "m"}) as bench:
         raw = form(FILE, ('name="model"', b"whisper-1"), ('name="language"', b"en"))
         assert (await bench.post(TRANSCRIPTIONS, raw, FORM)).status == 200
         assert bench.engines[0].seen[0].raw == raw.replace(b"whisper-1", b"m")
         assert (await bench.post(TRANSCRIPTIONS, form(FILE, MODEL), FORM)).status == 404
 
-    with_graph_servers(go, aliases={"whisper-1": "m"})
-
 
 # What strangers send
 
 
-def test_nothing_hostile_reaches_a_graph_server() -> None:
+async def test_nothing_hostile_reaches_a_graph_server() -> None:
     url = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}
-
-    async def go(bench: Bench) -> None:
+    async with graph_servers() as bench:
         for path, body, headers, code in (
             (CHAT, chat(messages=[{"role": "user", "content": [url]}]), "", "remote_url_refused"),
             (SPEECH, SAY | {"input": "x" * 5000}, "", "string_above_max_length"),
@@ -359,21 +326,17 @@ def test_nothing_hostile_reaches_a_graph_server() -> None:
         assert (await bench.get(TRANSCRIPTIONS)).status == 405
         assert bench.engines[0].seen == []
 
-    with_graph_servers(go)
-
 
 @pytest.mark.parametrize(("path", "size"), [(TRANSCRIPTIONS, 100_000_000), (SPEECH, 40 * 2**20)])
-def test_large_bodies_are_refused_before_they_come(path: str, size: int) -> None:
-    async def go(bench: Bench) -> None:
+async def test_large_bodies_are_refused_before_they_come(path: str, size: int) -> None:
+    async with graph_servers() as bench:
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{FORM}content-length: {size}\r\n\r\n--"
         reply = await bench.ask(head.encode())
         assert reply.status == 413
         assert reply.json["error"]["code"] == "request_too_large"
 
-    with_graph_servers(go)
 
-
-def test_a_form_may_be_larger_than_other_bodies_and_no_larger() -> None:
+async def test_a_form_may_be_larger_than_other_bodies_and_no_larger() -> None:
     limits = GatewayLimits(body_bytes=20_000, media_body_bytes=60_000)
 
     async def send(bench: Bench, path: str, size: int) -> tuple[int, int]:
@@ -393,7 +356,7 @@ def test_a_form_may_be_larger_than_other_bodies_and_no_larger() -> None:
         writer.close()
         return status, most
 
-    async def go(bench: Bench) -> None:
+    async with graph_servers(limits=limits) as bench:
         assert (await send(bench, TRANSCRIPTIONS, 50_000))[0] == 200
         status, most = await send(bench, TRANSCRIPTIONS, 3_000_000)
         assert status == 413
@@ -402,24 +365,20 @@ def test_a_form_may_be_larger_than_other_bodies_and_no_larger() -> None:
         await asyncio.sleep(0.05)
         assert bench.gateway.buffered == 0
 
-    with_graph_servers(go, limits=limits)
 
-
-def test_limits_of_media_are_settings() -> None:
-    async def go(bench: Bench) -> None:
+async def test_limits_of_media_are_settings() -> None:
+    async with graph_servers(
+        media=MediaLimits(speech_chars=2), limits=GatewayLimits(content_parts=2)
+    ) as bench:
         assert (await bench.post(SPEECH, SAY)).status == 400
         parts = [{"type": "text", "text": "x"}] * 3
         reply = await bench.post(CHAT, chat(messages=[{"role": "user", "content": parts}]))
         assert reply.json["error"]["code"] == "too_many_parts"
 
-    with_graph_servers(go, media=MediaLimits(speech_chars=2), limits=GatewayLimits(content_parts=2))
 
-
-def test_pieces_stay_pieces() -> None:
-    async def go(bench: Bench) -> None:
+async def test_pieces_stay_pieces() -> None:
+    async with graph_servers() as bench:
         reply = await bench.post(SPEECH, SAY | {"response_format": "pcm"})
         assert reply.headers["transfer-encoding"] == "chunked"
         assert len(reply.body) == len(PIECE) * PIECES
         assert bench.records == [] or bench.records[0].first_token_s is not None
-
-    with_graph_servers(go)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import stat
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +19,21 @@ from atoll.planner.fleet_pages import ask_fleet
 from atoll.runtime.gateway.settings import GatewayFile, GatewaySettings, HealthSettings
 from atoll.runtime.local.fleet_state import FleetState
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
-from tests.runtime.gateway.harness import CHAT, Bench, chat, running
+from tests.runtime.gateway.harness import CHAT, chat, running
 
 
-def with_bench(test: Callable[[Bench], Awaitable[None]], **options: Any) -> None:
-    async def go() -> None:
-        async with running(
-            [ScriptedEngine(), ScriptedEngine(model="org/other")], **options
-        ) as bench:
-            await test(bench)
-
-    asyncio.run(go())
+def two_models() -> list[ScriptedEngine]:
+    return [ScriptedEngine(), ScriptedEngine(model="org/other")]
 
 
-def test_models() -> None:
-    async def go(bench: Bench) -> None:
+async def test_models() -> None:
+    async with running(two_models()) as bench:
         listed = (await bench.get("/v1/models")).json
         assert listed["object"] == "list"
         assert [m["id"] for m in listed["data"]] == ["m", "org/other"]
         assert all(m["object"] == "model" for m in listed["data"])
         assert (await bench.get("/v1/models/org/other?x=1")).json["id"] == "org/other"
         assert (await bench.get("/v1/models/none")).status == 404
-
-    with_bench(go)
 
 
 async def test_models_are_described_as_their_backends_do() -> None:
@@ -82,8 +73,8 @@ async def test_pages_of_vllm() -> None:
             assert (await bench.get(f"/tokenizer_info?model={unknown}")).status == 404
 
 
-def test_health_and_head() -> None:
-    async def go(bench: Bench) -> None:
+async def test_health_and_head() -> None:
+    async with running(two_models()) as bench:
         assert (await bench.get("/health")).json == {"status": "ok", "backends_up": 2}
         raw = b"HEAD /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
@@ -93,11 +84,9 @@ def test_health_and_head() -> None:
         assert head.endswith(b"\r\n\r\n")
         writer.close()
 
-    with_bench(go)
 
-
-def test_metrics_count_requests_once() -> None:
-    async def go(bench: Bench) -> None:
+async def test_metrics_count_requests_once() -> None:
+    async with running(two_models()) as bench:
         bench.engines[0].faults = [Fault("die", 3)]
         bench.gateway.pool.update(
             bench.gateway.pool.members["e1"].backend.model_copy(
@@ -132,11 +121,9 @@ def test_metrics_count_requests_once() -> None:
         assert value("tokens_total", model="m", kind="completion") == record.completion_tokens
         assert all(name.startswith("atoll_") for name, _ in found)
 
-    with_bench(go)
 
-
-def test_openapi_describes_every_endpoint() -> None:
-    async def go(bench: Bench) -> None:
+async def test_openapi_describes_every_endpoint() -> None:
+    async with running(two_models()) as bench:
         document = (await bench.get("/openapi.json")).json
         assert document["openapi"].startswith("3.1")
         for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
@@ -158,11 +145,9 @@ def test_openapi_describes_every_endpoint() -> None:
             assert "get" in document["paths"][path]
         assert json.dumps(document)
 
-    with_bench(go)
 
-
-def test_backends_come_and_go() -> None:
-    async def go(bench: Bench) -> None:
+async def test_backends_come_and_go() -> None:
+    async with running(two_models()) as bench:
         status = (await bench.admin("/atoll/v1/status")).json
         assert status["status"] == "serving"
         assert [b["id"] for b in status["backends"]] == ["e0", "e1"]
@@ -201,11 +186,9 @@ def test_backends_come_and_go() -> None:
         assert (await bench.admin("/atoll/v1/status", method="DELETE")).status == 405
         await extra.stop()
 
-    with_bench(go)
 
-
-def test_admin_token() -> None:
-    async def go(bench: Bench) -> None:
+async def test_admin_token() -> None:
+    async with running(two_models(), admin_token="yes") as bench:
         assert (await bench.get("/atoll/v1/status")).status == 401
         assert (await bench.get("/atoll/v1/status", "authorization: Bearer no\r\n")).status == 401
         assert (await bench.get("/atoll/v1/status", "authorization: Bearer yes\r\n")).status == 200
@@ -214,17 +197,16 @@ def test_admin_token() -> None:
         assert (await bench.get("/v1/models")).status == 200
         assert (await bench.admin("/atoll/v1/status")).status == 200
 
-    with_bench(go, admin_token="yes")
 
-
-def test_the_admin_socket_is_its_users_alone_and_goes_with_the_gateway(tmp_path: Path) -> None:
+async def test_the_admin_socket_is_its_users_alone_and_goes_with_the_gateway(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.sock"
     # What a process that was killed left behind is no obstacle.
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
     left.close()
-
-    async def go(bench: Bench) -> None:
+    async with running(two_models(), admin_socket=str(path)) as bench:
         assert bench.gateway.admin_socket == path
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert (await bench.admin("/health")).status == 200
@@ -233,12 +215,10 @@ def test_the_admin_socket_is_its_users_alone_and_goes_with_the_gateway(tmp_path:
             async with running([], admin_socket=str(path)):
                 pass
         assert (await bench.admin("/atoll/v1/status")).status == 200
-
-    with_bench(go, admin_socket=str(path))
     assert not path.exists()
 
 
-def test_where_it_is_administered_by_default(
+async def test_where_it_is_administered_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -246,21 +226,16 @@ def test_where_it_is_administered_by_default(
     killed.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(killed))
-
-    async def go(bench: Bench) -> None:
+    async with running(two_models(), admin_socket=None) as bench:
         assert not killed.exists()
         assert bench.gateway.admin_socket == tmp_path / "atoll" / f"gateway-{bench.port}.sock"
         assert stat.S_IMODE((tmp_path / "atoll").stat().st_mode) == 0o700
         assert (await bench.admin("/atoll/v1/status")).status == 200
-
-    async def without(bench: Bench) -> None:
+    async with running(two_models(), admin_socket="") as bench:
         assert bench.gateway.admin_socket is None
 
-    with_bench(go, admin_socket=None)
-    with_bench(without, admin_socket="")
 
-
-def test_what_else_has_the_name_of_a_socket_stays(
+async def test_what_else_has_the_name_of_a_socket_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -268,13 +243,10 @@ def test_what_else_has_the_name_of_a_socket_stays(
     folder.mkdir(mode=0o700)
     (folder / "gateway-1.sock").mkdir()
     (folder / "gateway-2.sock").write_text("notes")
-
-    async def go(bench: Bench) -> None:
+    async with running(two_models(), admin_socket=None) as bench:
         assert (await bench.admin("/atoll/v1/status")).status == 200
         assert (folder / "gateway-1.sock").is_dir()
         assert (folder / "gateway-2.sock").read_text() == "notes"
-
-    with_bench(go, admin_socket=None)
 
 
 def test_the_runtime_folder_must_be_a_folder(
@@ -290,8 +262,8 @@ def test_the_admin_token_is_not_in_what_settings_look_like() -> None:
     assert "hunter2" not in repr(GatewaySettings(admin_token="hunter2"))
 
 
-def test_status_asks_on_the_admin_socket() -> None:
-    async def go(bench: Bench) -> None:
+async def test_status_asks_on_the_admin_socket() -> None:
+    async with running(two_models()) as bench:
         fleet = FleetState(
             name="f",
             pid=1,
@@ -304,11 +276,9 @@ def test_status_asks_on_the_admin_socket() -> None:
         assert [b["id"] for b in live["gateway"]["backends"]] == ["e0", "e1"]
         assert await ask_fleet(fleet.model_copy(update={"admin_socket": ""})) == {}
 
-    with_bench(go)
 
-
-def test_a_port_for_prometheus_has_metrics_and_nothing_else() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_port_for_prometheus_has_metrics_and_nothing_else() -> None:
+    async with running(two_models(), metrics="127.0.0.1:0") as bench:
         assert bench.gateway.metrics_address is not None
         bench.port = bench.gateway.metrics_address[1]
         assert b"atoll_gateway_running" in (await bench.get("/metrics")).body
@@ -317,8 +287,6 @@ def test_a_port_for_prometheus_has_metrics_and_nothing_else() -> None:
             assert (await bench.get(path)).status == 404
         assert (await bench.post(CHAT, chat())).status == 404
         assert (await bench.get("/metrics", method="DELETE")).status == 405
-
-    with_bench(go, metrics="127.0.0.1:0")
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9464", "192.0.2.1:9464", "127.0.0.1", "x", "[::]:1"])
@@ -334,14 +302,13 @@ def test_a_port_for_prometheus_is_on_this_machine(address: str) -> None:
         {"url": "fabric://0123456789abcdef"},
     ],
 )
-def test_a_configured_backend_has_no_provider_and_is_no_node(claim: dict[str, object]) -> None:
+async def test_a_configured_backend_has_no_provider_and_is_no_node(
+    claim: dict[str, object],
+) -> None:
     backend: dict[str, object] = {"id": "x", "url": "http://127.0.0.1:1", "models": ["x"]}
-
-    async def go(bench: Bench) -> None:
+    async with running(two_models()) as bench:
         reply = await bench.admin("/atoll/v1/backends", backend | claim)
         assert reply.status == 400
         assert "x" not in bench.gateway.pool.members
-
-    with_bench(go)
     with pytest.raises(InputError, match="backends"):
         GatewayFile.parse({"backends": [backend | claim]})

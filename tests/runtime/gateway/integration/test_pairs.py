@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -42,18 +43,13 @@ def decode(**more: Any) -> KvEngine:
     return KvEngine(phase="decode", **more)
 
 
-def serve(
-    engines: Sequence[ScriptedEngine], test: Callable[[Bench], Awaitable[None]], **more: Any
-) -> None:
-    """Run a test over a gateway; no engine may have been asked anything wrong."""
-
-    async def go() -> None:
-        async with running(engines, **{"deadlines": PATIENT, **more}) as bench:
-            await test(bench)
-            await bench.settled()
-            assert [w for e in engines if isinstance(e, KvEngine) for w in e.wrong] == []
-
-    asyncio.run(asyncio.wait_for(go(), 120))
+@asynccontextmanager
+async def serving(engines: Sequence[ScriptedEngine], **more: Any) -> AsyncIterator[Bench]:
+    """Run a gateway, of which no engine may have been asked anything wrong."""
+    async with running(engines, **{"deadlines": PATIENT, **more}) as bench:
+        yield bench
+        await bench.settled()
+        assert [w for e in engines if isinstance(e, KvEngine) for w in e.wrong] == []
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -81,7 +77,9 @@ def outcomes(bench: Bench) -> dict[str, int]:
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"},
     ],
 )
-def test_an_answer_over_two_backends_is_that_of_one(path: str, stream: bool, more: Any) -> None:
+async def test_an_answer_over_two_backends_is_that_of_one(
+    path: str, stream: bool, more: Any
+) -> None:
     first, second = prefill(), decode()
     body = chat(LONG, max_tokens=20, stream=stream, **more)
     if path == COMPLETIONS:
@@ -91,8 +89,7 @@ def test_an_answer_over_two_backends_is_that_of_one(path: str, stream: bool, mor
     if stream:
         body["stream_options"] = {"include_usage": True}
     wanted = expected(path, body)
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, second]) as bench:
         reply = await bench.post(path, body)
         assert reply.status == 200, reply.body
         assert reply.headers["x-atoll-path"] == "prefill=e0 decode=e1"
@@ -114,10 +111,8 @@ def test_an_answer_over_two_backends_is_that_of_one(path: str, stream: bool, mor
         assert (first.kept, second.fetched, second.own, second.recomputed) == ({}, 1, 0, 0)
         assert outcomes(bench) == {"handed over": 1}
 
-    serve([first, second], test)
 
-
-def test_pairs_are_dealt_as_the_simulator_deals_them() -> None:
+async def test_pairs_are_dealt_as_the_simulator_deals_them() -> None:
     """The ways of a plan, one after the other, by the router that the simulator's tables are of."""
     shares = {("e0", "e2"): 0.5, ("e0", "e3"): 0.1, ("e1", "e3"): 0.3, ("e4",): 0.1}
     engines = [prefill(), prefill(), decode(), decode(), ScriptedEngine()]
@@ -127,8 +122,7 @@ def test_pairs_are_dealt_as_the_simulator_deals_them() -> None:
     routes = [Route(service="m", instances=way, share=share) for way, share in shares.items()]
     router = InstanceRouter(route_tables(routes, {}))
     planned = [router.route() for _ in range(60)]
-
-    async def test(bench: Bench) -> None:
+    async with serving(engines) as bench:
         told = {
             "models": {
                 "m": {
@@ -147,33 +141,27 @@ def test_pairs_are_dealt_as_the_simulator_deals_them() -> None:
         counted = Counter(found)
         assert {way: round(counted[way] / len(found), 2) for way in shares} == shares
 
-    serve(engines, test)
-
 
 FAULTS = ["500", "503", "429", "no_params", "stall_before"]
 
 
 @pytest.mark.parametrize("what", [*FAULTS, "die_before_head"])
-def test_a_prefill_that_fails_is_replaced_once(what: str) -> None:
+async def test_a_prefill_that_fails_is_replaced_once(what: str) -> None:
     bad, good, last = prefill(faults=[Fault(what)]), prefill(), decode()
     wanted = expected(CHAT, chat(LONG, max_tokens=10))
-
-    async def test(bench: Bench) -> None:
+    async with serving([bad, good, last], deadlines=replace(PATIENT, prefill_s=0.3)) as bench:
         reply = await bench.post(CHAT, chat(LONG, max_tokens=10))
         assert reply.json["choices"][0]["message"]["content"] == wanted.text
         assert reply.headers["x-atoll-path"] == "prefill=e1 decode=e2"
         assert (len(bad.seen), len(good.seen), last.fetched) == (1, 1, 1)
         assert outcomes(bench) == {"replaced": 1, "handed over": 1}
 
-    serve([bad, good, last], test, deadlines=replace(PATIENT, prefill_s=0.3))
-
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_where_two_fail_decode_computes_the_prompt(what: str) -> None:
+async def test_where_two_fail_decode_computes_the_prompt(what: str) -> None:
     bad, last = [prefill(faults=[Fault(what)]) for _ in range(3)], decode()
     wanted = expected(CHAT, chat(LONG, max_tokens=10))
-
-    async def test(bench: Bench) -> None:
+    async with serving([*bad, last], deadlines=replace(PATIENT, prefill_s=0.3)) as bench:
         reply = await bench.post(CHAT, chat(LONG, max_tokens=10))
         assert reply.json["choices"][0]["message"]["content"] == wanted.text
         assert "x-atoll-path" not in reply.headers
@@ -181,39 +169,30 @@ def test_where_two_fail_decode_computes_the_prompt(what: str) -> None:
         assert (last.own, last.fetched) == (1, 0)
         assert outcomes(bench) == {"replaced": 1, "recomputed": 1}
 
-    serve([*bad, last], test, deadlines=replace(PATIENT, prefill_s=0.3))
 
-
-def test_a_prompt_that_kills_two_is_sent_to_nobody_else() -> None:
+async def test_a_prompt_that_kills_two_is_sent_to_nobody_else() -> None:
     bad, last = [prefill(faults=[Fault("die_before_head")] * 2) for _ in range(2)], decode()
-
-    async def test(bench: Bench) -> None:
+    async with serving([*bad, last]) as bench:
         for _ in range(2):
             assert (await bench.post(CHAT, chat(LONG))).json["error"]["code"] == "poison_request"
         assert [len(e.seen) for e in (*bad, last)] == [1, 1, 0]
 
-    serve([*bad, last], test)
 
-
-def test_a_slow_prefill_is_cancelled_and_replaced() -> None:
+async def test_a_slow_prefill_is_cancelled_and_replaced() -> None:
     slow, quick, last = prefill(slow_s=0.6, kept_s=0.1), prefill(), decode()
-
-    async def test(bench: Bench) -> None:
+    told = {"deadlines": replace(PATIENT, prefill_s=0.2)}
+    async with serving([slow, quick, last], **told) as bench:
         reply = await bench.post(CHAT, chat(LONG, max_tokens=5))
         assert reply.json["choices"][0]["message"]["content"]
         await until(lambda: not slow.running)
         assert (slow.kept, slow.cancelled) == ({}, 1)
         assert (last.fetched, last.own) == (1, 0)
 
-    told = {"deadlines": replace(PATIENT, prefill_s=0.2)}
-    serve([slow, quick, last], test, **told)
 
-
-def test_unknown_blocks_are_refused_and_computed_again() -> None:
+async def test_unknown_blocks_are_refused_and_computed_again() -> None:
     first, last = prefill(faults=[Fault("wrong_blocks")], kept_s=0.1), decode()
     wanted = expected(CHAT, chat(LONG, max_tokens=8))
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, last]) as bench:
         reply = await bench.post(CHAT, chat(LONG, max_tokens=8))
         assert reply.json["choices"][0]["message"]["content"] == wanted.text
         assert (last.fetched, last.recomputed) == (0, 1)
@@ -221,14 +200,11 @@ def test_unknown_blocks_are_refused_and_computed_again() -> None:
         await until(lambda: first.let_go == 1)
         assert first.kept == {}
 
-    serve([first, last], test)
 
-
-def test_kv_cache_for_a_dead_decode_backend_is_let_go() -> None:
+async def test_kv_cache_for_a_dead_decode_backend_is_let_go() -> None:
     first, dead, last = prefill(kept_s=0.1), decode(), decode()
     wanted = expected(CHAT, chat(LONG, max_tokens=8))
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, dead, last]) as bench:
         await dead.stop()
         for _ in range(2):
             reply = await bench.post(CHAT, chat(LONG, max_tokens=8))
@@ -236,8 +212,6 @@ def test_kv_cache_for_a_dead_decode_backend_is_let_go() -> None:
         assert last.fetched == 2
         await until(lambda: first.let_go == 1)
         assert first.kept == {}
-
-    serve([first, dead, last], test)
 
 
 @pytest.mark.parametrize(
@@ -247,14 +221,15 @@ def test_kv_cache_for_a_dead_decode_backend_is_let_go() -> None:
         itertools.product(("die", "stall", "error_event", "die_in_event"), (0, 1, 7)),
     ),
 )
-def test_a_decode_backend_that_dies_is_followed_by_prefill_and_decode(
+async def test_a_decode_backend_that_dies_is_followed_by_prefill_and_decode(
     what: str, after: int
 ) -> None:
     first, bad, good = prefill(), decode(faults=[Fault(what, after)]), decode()
     body = chat(LONG, max_tokens=20, stream=True, stream_options={"include_usage": True})
     wanted = expected(CHAT, body)
-
-    async def test(bench: Bench) -> None:
+    async with serving(
+        [first, bad, good], deadlines=replace(PATIENT, first_token_s=2.0, between_tokens_s=0.3)
+    ) as bench:
         reply = await bench.post(CHAT, body)
         assert reply.text == wanted.text
         (usage,) = [c["usage"] for c in reply.chunks if c.get("usage")]
@@ -270,33 +245,23 @@ def test_a_decode_backend_that_dies_is_followed_by_prefill_and_decode(
         assert record.backends == ("e1", "e2")
         assert first.kept == {}
 
-    serve(
-        [first, bad, good],
-        test,
-        deadlines=replace(PATIENT, first_token_s=2.0, between_tokens_s=0.3),
-    )
-
 
 @pytest.mark.parametrize(
     "more", [{"n": 2}, {"tool_choice": "required", "tools": [{"type": "function"}]}]
 )
-def test_what_cannot_be_handed_over_is_computed_by_decode(more: Any) -> None:
+async def test_what_cannot_be_handed_over_is_computed_by_decode(more: Any) -> None:
     first, last = prefill(), decode()
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, last]) as bench:
         reply = await bench.post(CHAT, chat(LONG, max_tokens=3, **more))
         assert reply.status == 200
         assert (len(first.seen), last.own) == (0, 1)
         assert outcomes(bench) == {"not handed over": 1}
 
-    serve([first, last], test)
-
 
 @pytest.mark.parametrize("name", ["kv_transfer_params", "bootstrap_room", "bootstrap_host"])
-def test_clients_cannot_name_kv_cache(name: str) -> None:
+async def test_clients_cannot_name_kv_cache(name: str) -> None:
     first, last = prefill(), decode()
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, last]) as bench:
         reply = await bench.post(CHAT, chat("x", **{name: {"remote_block_ids": [1]}}))
         assert reply.status == 400
         assert reply.json["error"]["param"] == name
@@ -304,13 +269,10 @@ def test_clients_cannot_name_kv_cache(name: str) -> None:
         assert (await bench.post(CHAT, said)).status == 200
         assert len(first.seen) == last.fetched == 1
 
-    serve([first, last], test)
 
-
-def test_without_a_prefill_backend_decode_answers_alone() -> None:
+async def test_without_a_prefill_backend_decode_answers_alone() -> None:
     first, last = prefill(), decode()
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, last]) as bench:
         bench.gateway.pool.set_health("e0", up=False, reason="test")
         assert (await bench.post(CHAT, chat("x", max_tokens=2))).status == 200
         bench.gateway.pool.set_health("e0", up=True)
@@ -321,26 +283,20 @@ def test_without_a_prefill_backend_decode_answers_alone() -> None:
         assert (await bench.post(CHAT, chat("x", max_tokens=2))).status == 503
         assert len(first.seen) == 1
 
-    serve([first, last], test)
 
-
-def test_a_prefill_that_goes_down_is_left_at_once() -> None:
+async def test_a_prefill_that_goes_down_is_left_at_once() -> None:
     hung, good, last = prefill(faults=[Fault("stall_before")]), prefill(), decode()
-
-    async def test(bench: Bench) -> None:
+    async with serving([hung, good, last]) as bench:
         asked = asyncio.create_task(bench.post(CHAT, chat(LONG, max_tokens=4)))
         await until(lambda: hung.running == 1)
         bench.gateway.pool.set_health("e0", up=False, reason="test")
         reply = await asked
         assert reply.headers["x-atoll-path"] == "prefill=e1 decode=e2"
 
-    serve([hung, good, last], test)
 
-
-def test_a_client_that_leaves_ends_the_prompt() -> None:
+async def test_a_client_that_leaves_ends_the_prompt() -> None:
     hung, last = prefill(faults=[Fault("stall_before")]), decode()
-
-    async def test(bench: Bench) -> None:
+    async with serving([hung, last]) as bench:
         asked = asyncio.create_task(bench.post(CHAT, chat(LONG, max_tokens=4)))
         await until(lambda: hung.running == 1)
         asked.cancel()
@@ -350,14 +306,11 @@ def test_a_client_that_leaves_ends_the_prompt() -> None:
         assert record.outcome == "cancelled"
         assert len(last.seen) == 0
 
-    serve([hung, last], test)
 
-
-def test_a_policy_holds_for_both() -> None:
+async def test_a_policy_holds_for_both() -> None:
     """A prompt that must stay in a region is not computed in another."""
     first, last = prefill(), decode()
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, last]) as bench:
         pool = bench.gateway.pool
         for name, region in (("e0", "us"), ("e1", "eu")):
             backend = pool.members[name].backend
@@ -367,20 +320,15 @@ def test_a_policy_holds_for_both() -> None:
         assert reply.status == 200
         assert (len(first.seen), last.own) == (0, 1)
 
-    serve([first, last], test)
 
-
-def test_only_those_that_hand_over_alike_are_paired() -> None:
+async def test_only_those_that_hand_over_alike_are_paired() -> None:
     pull, push, last = prefill(), prefill(handover="nixl-push"), decode(handover="nixl-push")
-
-    async def test(bench: Bench) -> None:
+    async with serving([pull, push, last]) as bench:
         for _ in range(4):
             reply = await bench.post(CHAT, chat("x", max_tokens=2))
             assert reply.headers["x-atoll-path"] == "prefill=e1 decode=e2"
         assert len(pull.seen) == 0
         assert len(push.seen) == 4
-
-    serve([pull, push, last], test)
 
 
 # SGLang: both at once
@@ -391,11 +339,10 @@ def sglang(phase: str, **more: Any) -> KvEngine:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_both_sides_meet(stream: bool) -> None:
+async def test_both_sides_meet(stream: bool) -> None:
     first, last = sglang("prefill"), sglang("decode")
     wanted = expected(CHAT, chat(LONG, max_tokens=12))
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, last]) as bench:
         reply = await bench.post(CHAT, chat(LONG, max_tokens=12, stream=stream))
         said = reply.text if stream else reply.json["choices"][0]["message"]["content"]
         assert said == wanted.text
@@ -406,46 +353,35 @@ def test_both_sides_meet(stream: bool) -> None:
         assert one.body["stream"] is False
         await until(lambda: first.running == 0)
 
-    serve([first, last], test)
 
-
-def test_a_prefill_that_nobody_meets_is_replaced_with_its_number() -> None:
+async def test_a_prefill_that_nobody_meets_is_replaced_with_its_number() -> None:
     bad, good, last = sglang("prefill", faults=[Fault("500")]), sglang("prefill"), sglang("decode")
     wanted = expected(CHAT, chat(LONG, max_tokens=6))
     last.step_s = 0.05
-
-    async def test(bench: Bench) -> None:
+    async with serving([bad, good, last]) as bench:
         reply = await bench.post(CHAT, chat(LONG, max_tokens=6))
         assert reply.json["choices"][0]["message"]["content"] == wanted.text
         assert reply.headers["x-atoll-path"] == "prefill=e1 decode=e2"
         rooms = [seen.body["bootstrap_room"] for seen in last.seen]
         assert len(set(rooms)) == len(rooms) == 2
 
-    serve([bad, good, last], test)
 
-
-def test_a_prefill_that_never_answers_is_not_waited_for_when_decode_is_done() -> None:
+async def test_a_prefill_that_never_answers_is_not_waited_for_when_decode_is_done() -> None:
     first, last = sglang("prefill", faults=[Fault("stall_before")]), sglang("decode")
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, last]) as bench:
         assert (await bench.post(CHAT, chat(LONG, max_tokens=3))).status == 200
         await until(lambda: first.running == 0)
         assert [m.inflight for m in bench.gateway.pool.members.values()] == [0, 0]
 
-    serve([first, last], test)
 
-
-def test_what_sglang_cannot_hand_over_is_refused_by_name() -> None:
+async def test_what_sglang_cannot_hand_over_is_refused_by_name() -> None:
     first, last = sglang("prefill"), sglang("decode")
-
-    async def test(bench: Bench) -> None:
+    async with serving([first, last]) as bench:
         reply = await bench.post(CHAT, chat("x", n=2))
         assert reply.status == 400
         assert "n > 1" in reply.json["error"]["message"]
         assert not first.seen
         assert not last.seen
-
-    serve([first, last], test)
 
 
 # Processes

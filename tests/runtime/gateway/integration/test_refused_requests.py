@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -16,15 +16,9 @@ from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, chat, read_reply, running
 
 
-def with_bench(
-    test: Callable[[Bench], Awaitable[None]], *faults: list[Fault], **options: Any
-) -> None:
-    async def go() -> None:
-        engines = [ScriptedEngine(faults=list(given)) for given in faults or [[]]]
-        async with running(engines, **options) as bench:
-            await test(bench)
-
-    asyncio.run(go())
+def faulty(*faults: list[Fault], **options: Any) -> AbstractAsyncContextManager[Bench]:
+    """Run a gateway over an engine with each of these faults."""
+    return running([ScriptedEngine(faults=list(f)) for f in faults or [[]]], **options)
 
 
 def error_of(reply: Any) -> tuple[int, str]:
@@ -36,8 +30,9 @@ def error_of(reply: Any) -> tuple[int, str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("what", ["die_before_head", "kept"])
-def test_what_two_backends_died_of_is_sent_to_no_third(stream: bool, what: str) -> None:
-    async def go(bench: Bench) -> None:
+async def test_what_two_backends_died_of_is_sent_to_no_third(stream: bool, what: str) -> None:
+    faults = [Fault("die_before_head")] * 9 if what != "kept" else []
+    async with faulty(*[faults] * 4) as bench:
         if what == "kept":
             # Connections that are kept are no excuse.
             for _ in range(4):
@@ -58,35 +53,28 @@ def test_what_two_backends_died_of_is_sent_to_no_third(stream: bool, what: str) 
             engine.faults = []
         assert (await bench.post(CHAT, chat("something else"))).status == 200
 
-    faults = [Fault("die_before_head")] * 9 if what != "kept" else []
-    with_bench(go, *[faults] * 4)
 
-
-def test_where_backends_die_anyway_a_request_goes_on() -> None:
-    async def go(bench: Bench) -> None:
+async def test_where_backends_die_anyway_a_request_goes_on() -> None:
+    async with faulty(*[[Fault("die_before_head")]] * 3, []) as bench:
         bench.gateway.deaths.note("another", bench.gateway.loop.time())
         assert (await bench.post(CHAT, chat())).status == 200
         assert sum(len(e.seen) for e in bench.engines) == 4
 
-    with_bench(go, *[[Fault("die_before_head")]] * 3, [])
 
-
-def test_a_stream_that_had_begun_is_no_poison() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_stream_that_had_begun_is_no_poison() -> None:
+    async with faulty(*[[Fault("die", 1)]] * 3, []) as bench:
         reply = await bench.post(CHAT, chat("x y z", stream=True))
         assert reply.status == 200
         assert reply.text
         assert not bench.gateway.deaths.guilty
-
-    with_bench(go, *[[Fault("die", 1)]] * 3, [])
 
 
 # Whose fault
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_mistake_that_an_engine_calls_its_own_is_the_clients(stream: bool) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_mistake_that_an_engine_calls_its_own_is_the_clients(stream: bool) -> None:
+    async with faulty(*[[Fault("bad_grammar")] * 9] * 2) as bench:
         for number in range(8):
             reply = await bench.post(CHAT, chat(f"{number}", stream=stream))
             assert error_of(reply) == (400, "engine_refused")
@@ -95,21 +83,17 @@ def test_a_mistake_that_an_engine_calls_its_own_is_the_clients(stream: bool) -> 
         assert {m.state for m in bench.gateway.pool.members.values()} == {"up"}
         assert {m.failures for m in bench.gateway.pool.members.values()} == {0}
 
-    with_bench(go, *[[Fault("bad_grammar")] * 9] * 2)
 
-
-def test_a_mistake_told_as_the_first_event_is_the_clients() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_mistake_told_as_the_first_event_is_the_clients() -> None:
+    async with faulty(*[[Fault("client_error_event")] * 9] * 2) as bench:
         reply = await bench.post(COMPLETIONS, {"model": "m", "prompt": "x", "stream": True})
         assert error_of(reply) == (400, "engine_refused")
         assert reply.json["error"]["message"] == "bad schema"
         assert sum(len(e.seen) for e in bench.engines) == 1
 
-    with_bench(go, *[[Fault("client_error_event")] * 9] * 2)
 
-
-def test_one_bad_request_ejects_nobody_however_often_it_comes() -> None:
-    async def go(bench: Bench) -> None:
+async def test_one_bad_request_ejects_nobody_however_often_it_comes() -> None:
+    async with faulty(*[[Fault("500")] * 99] * 3) as bench:
         for _ in range(6):
             reply = await bench.post(CHAT, chat())
             assert error_of(reply) == (502, "upstream_error")
@@ -117,21 +101,17 @@ def test_one_bad_request_ejects_nobody_however_often_it_comes() -> None:
         assert {m.state for m in bench.gateway.pool.members.values()} == {"up"}
         assert (await bench.get("/ready")).status == 200
 
-    with_bench(go, *[[Fault("500")] * 99] * 3)
 
-
-def test_a_backend_that_fails_what_others_answer_is_ejected() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_backend_that_fails_what_others_answer_is_ejected() -> None:
+    async with faulty([Fault("500")] * 99, []) as bench:
         for _ in range(20):
             assert (await bench.post(CHAT, chat())).status == 200
         assert [m.state for m in bench.gateway.pool.members.values()] == ["ejected", "up"]
 
-    with_bench(go, [Fault("500")] * 99, [])
-
 
 @pytest.mark.parametrize("status", ["400", "404", "413", "422"])
-def test_what_a_backend_says_the_client_did_is_passed_on(status: str) -> None:
-    async def go(bench: Bench) -> None:
+async def test_what_a_backend_says_the_client_did_is_passed_on(status: str) -> None:
+    async with faulty(*[[Fault(status)] * 9] * 2) as bench:
         for _ in range(6):
             reply = await bench.post(CHAT, chat())
             assert reply.status == int(status)
@@ -139,32 +119,26 @@ def test_what_a_backend_says_the_client_did_is_passed_on(status: str) -> None:
         assert sum(len(e.seen) for e in bench.engines) == 6
         assert {m.failures for m in bench.gateway.pool.members.values()} == {0}
 
-    with_bench(go, *[[Fault(status)] * 9] * 2)
 
-
-def test_a_status_that_is_none_is_no_answer() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_status_that_is_none_is_no_answer() -> None:
+    async with faulty([Fault("999")], []) as bench:
         assert (await bench.post(CHAT, chat())).status == 200
         assert [len(e.seen) for e in bench.engines] == [1, 1]
-
-    with_bench(go, [Fault("999")], [])
 
 
 # What the gateway knows is wrong
 
 
-def test_what_is_unusual_and_right_passes() -> None:
-    async def go(bench: Bench) -> None:
+async def test_what_is_unusual_and_right_passes() -> None:
+    async with faulty() as bench:
         bodies = [chat(top_p=0), chat(temperature=1e-320), chat(stop_token_ids=[1, 2], stop="x")]
         bodies.append(chat(messages=[{"role": "developer", "content": "x"}]))
         for body in bodies:
             assert (await bench.post(CHAT, body)).status == 200
 
-    with_bench(go)
 
-
-def test_nothing_a_client_says_becomes_a_header_of_its_own() -> None:
-    async def go(bench: Bench) -> None:
+async def test_nothing_a_client_says_becomes_a_header_of_its_own() -> None:
+    async with faulty() as bench:
         for name in ("x-request-id", "traceparent", "tracestate"):
             for value in ("a\r\n\tx-injected: 1", "a\rx-injected: 1", "a\0b", "a\nx-injected: 1"):
                 body = json.dumps(chat()).encode()
@@ -179,15 +153,13 @@ def test_nothing_a_client_says_becomes_a_header_of_its_own() -> None:
         assert not any("x-injected" in seen.headers for seen in bench.engines[0].seen)
         assert "x-injected" not in reply.headers
 
-    with_bench(go)
-
 
 # Clients that say no more, and clients that are gone
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_shuts_its_side_has_the_whole_answer(stream: bool) -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_client_that_shuts_its_side_has_the_whole_answer(stream: bool) -> None:
+    async with faulty() as bench:
         bench.engines[0].step_s = 0.01
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
         body = json.dumps(chat(stream=stream)).encode()
@@ -204,11 +176,9 @@ def test_a_client_that_shuts_its_side_has_the_whole_answer(stream: bool) -> None
         writer.close()
         assert bench.records[0].outcome == "ok"
 
-    with_bench(go)
 
-
-def test_a_client_that_is_gone_costs_no_backend() -> None:
-    async def go(bench: Bench) -> None:
+async def test_a_client_that_is_gone_costs_no_backend() -> None:
+    async with faulty([Fault("stall_before")] * 9, attempts=1) as bench:
         _, writer = await asyncio.open_connection("127.0.0.1", bench.port)
         body = json.dumps(chat()).encode()
         writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\n" % CHAT.encode())
@@ -219,8 +189,6 @@ def test_a_client_that_is_gone_costs_no_backend() -> None:
         writer.close()
         await bench.settled()
         assert [r.outcome for r in bench.records] == ["cancelled"]
-
-    with_bench(go, [Fault("stall_before")] * 9, attempts=1)
 
 
 # Administration
@@ -257,7 +225,7 @@ _CLAIMS = (
 
 
 @pytest.mark.parametrize("path", _PRIVATE)
-def test_nothing_of_the_administration_opens_on_the_public_port(path: str) -> None:
+async def test_nothing_of_the_administration_opens_on_the_public_port(path: str) -> None:
     written = [w.format(path) for w in _WRITINGS]
     written += [
         path.upper(),
@@ -265,23 +233,19 @@ def test_nothing_of_the_administration_opens_on_the_public_port(path: str) -> No
         path.replace("/", "/%2e/"),
         "/%2f" + path[1:],
     ]
-
-    async def go(bench: Bench) -> None:
+    async with faulty() as bench:
         for target in written:
             for method in ("GET", "POST", "DELETE"):
                 reply = await bench.get(target, _CLAIMS.format(path), method)
                 assert reply.status in (400, 401, 403, 404, 405), (method, target)
         assert list(bench.gateway.pool.members) == ["e0"]
 
-    with_bench(go)
 
-
-def test_every_route_says_what_it_is_to_strangers() -> None:
+async def test_every_route_says_what_it_is_to_strangers() -> None:
     """All that answers with more than an error to someone without a key or token is listed here."""
     paths = [*REQUESTS, *FORMS, *_PRIVATE, "/services/x/y", "/tokenize", "/detokenize"]
     paths += ["/health", "/ready", "/openapi.json", "/v1/models", "/v1/models/m", "/", "/docs"]
-
-    async def go(bench: Bench) -> None:
+    async with faulty() as bench:
         opened = set()
         for path in paths:
             for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
@@ -289,8 +253,6 @@ def test_every_route_says_what_it_is_to_strangers() -> None:
                     opened.add((method, path))
         pages = ("/health", "/ready", "/openapi.json", "/v1/models", "/v1/models/m")
         assert opened == {("GET", path) for path in pages}
-
-    with_bench(go)
 
 
 # Pages of other origins
@@ -300,10 +262,10 @@ _ASKS = "access-control-request-method: POST\r\naccess-control-request-headers: 
 
 
 @pytest.mark.parametrize("origins", [("https://app.example", "https://b.example"), ("*",)])
-def test_pages_of_named_origins_may_ask(origins: tuple[str, ...]) -> None:
+async def test_pages_of_named_origins_may_ask(origins: tuple[str, ...]) -> None:
     said = "*" if origins == ("*",) else "https://app.example"
-
-    async def go(bench: Bench) -> None:
+    cors = CorsSettings(origins=origins, max_age_s=60)
+    async with faulty(cors=cors, limits=GatewayLimits(body_bytes=2000)) as bench:
         reply = await bench.get(CHAT, _PAGE + _ASKS, "OPTIONS")
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, said)
         assert "authorization" in reply.headers["access-control-allow-headers"]
@@ -323,12 +285,9 @@ def test_pages_of_named_origins_may_ask(origins: tuple[str, ...]) -> None:
             assert "access-control-allow-credentials" not in reply.headers
             assert "x-request-id" in reply.headers["access-control-expose-headers"]
 
-    cors = CorsSettings(origins=origins, max_age_s=60)
-    with_bench(go, cors=cors, limits=GatewayLimits(body_bytes=2000))
 
-
-def test_other_pages_and_the_administration_stay_closed() -> None:
-    async def go(bench: Bench) -> None:
+async def test_other_pages_and_the_administration_stay_closed() -> None:
+    async with faulty(cors=CorsSettings(origins=("https://app.example",))) as bench:
         other = "origin: https://evil.example\r\n"
         for headers, path in (
             (other, CHAT),
@@ -342,16 +301,12 @@ def test_other_pages_and_the_administration_stay_closed() -> None:
         assert (reply.status, reply.headers["vary"]) == (200, "origin")
         assert "access-control-allow-origin" not in reply.headers
 
-    with_bench(go, cors=CorsSettings(origins=("https://app.example",)))
 
-
-def test_without_the_setting_no_page_may_ask() -> None:
-    async def go(bench: Bench) -> None:
+async def test_without_the_setting_no_page_may_ask() -> None:
+    async with faulty() as bench:
         assert (await bench.get(CHAT, _PAGE + _ASKS, "OPTIONS")).status == 405
         reply = await bench.post(CHAT, chat(), _PAGE)
         assert not any(name.startswith("access-control") for name in reply.headers)
-
-    with_bench(go)
 
 
 @pytest.mark.parametrize(

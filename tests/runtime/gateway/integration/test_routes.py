@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,6 @@ LONG = next(
 """Something whose answer has all of its tokens."""
 
 
-def with_engines(
-    engines: list[ScriptedEngine], test: Callable[[Bench], Awaitable[None]], **options: Any
-) -> None:
-    async def go() -> None:
-        async with running(engines, **options) as bench:
-            await test(bench)
-
-    asyncio.run(asyncio.wait_for(go(), 240))
-
-
 async def put(bench: Bench, body: object) -> Any:
     reply = await bench.admin(ROUTES, body, method="PUT")
     assert reply.status == 200, reply.body
@@ -51,8 +40,9 @@ async def minute(bench: Bench, model: str = "m") -> dict[str, Any]:
     return found
 
 
-def test_weights_change_who_serves() -> None:
-    async def go(bench: Bench) -> None:
+async def test_weights_change_who_serves() -> None:
+    async with running([ScriptedEngine(), ScriptedEngine()]) as bench:
+
         async def served(count: int) -> Counter[str]:
             before = {e.name: len(e.seen) for e in bench.engines}
             for _ in range(count):
@@ -71,11 +61,9 @@ def test_weights_change_who_serves() -> None:
         await put(bench, {})
         assert await served(8) == {"e0": 4, "e1": 4}
 
-    with_engines([ScriptedEngine(), ScriptedEngine()], go)
 
-
-def test_traffic_is_what_was_sent() -> None:
-    async def go(bench: Bench) -> None:
+async def test_traffic_is_what_was_sent() -> None:
+    async with running([ScriptedEngine(), ScriptedEngine()]) as bench:
         await put(bench, {"models": {"m": {"promise": PROMISE}, "unserved": {"promise": PROMISE}}})
         for number in range(12):
             body = chat("x" * number, max_tokens=5 + number, stream=number % 2 == 0)
@@ -98,11 +86,9 @@ def test_traffic_is_what_was_sent() -> None:
         assert (unserved["arrivals"], unserved["judged"], unserved["kept"]) == (1, 1, 0)
         assert "made-up" not in (await bench.admin(TRAFFIC)).json["models"]
 
-    with_engines([ScriptedEngine(), ScriptedEngine()], go)
 
-
-def test_failed_and_late_ones_are_not_kept() -> None:
-    async def go(bench: Bench) -> None:
+async def test_failed_and_late_ones_are_not_kept() -> None:
+    async with running([ScriptedEngine()]) as bench:
         tight = {"ttft_s": 30.0, "tpot_s": 0.001, "target": 0.9}
         await put(bench, {"models": {"m": {"promise": tight}}})
         bench.engines[0].step_s = 0.02
@@ -118,11 +104,9 @@ def test_failed_and_late_ones_are_not_kept() -> None:
         assert (said["arrivals"], said["measured"]) == (3, 2)
         assert (said["judged"], said["kept"]) == (3, 1)
 
-    with_engines([ScriptedEngine()], go)
 
-
-def test_refused_at_the_door_count() -> None:
-    async def go(bench: Bench) -> None:
+async def test_refused_at_the_door_count() -> None:
+    async with running([ScriptedEngine(step_s=0.01)], limits=GatewayLimits(requests=1)) as bench:
         await put(bench, {"models": {"m": {"promise": PROMISE}}})
         slow = asyncio.create_task(bench.post(CHAT, chat(max_tokens=40, stream=True)))
         while not bench.gateway.relays:
@@ -132,11 +116,11 @@ def test_refused_at_the_door_count() -> None:
         said = await minute(bench)
         assert (said["arrivals"], said["judged"], said["kept"]) == (2, 2, 1)
 
-    with_engines([ScriptedEngine(step_s=0.01)], go, limits=GatewayLimits(requests=1))
 
-
-def test_waiting_for_room_counts_from_the_arrival() -> None:
-    async def go(bench: Bench) -> None:
+async def test_waiting_for_room_counts_from_the_arrival() -> None:
+    async with running(
+        [ScriptedEngine(step_s=0.01)], max_inflight=1, affinity=True, queue_s=60.0
+    ) as bench:
         short = {"ttft_s": 0.15, "tpot_s": 30.0, "target": 0.9}
         await put(bench, {"models": {"m": {"promise": short}}})
         slow = asyncio.create_task(bench.post(CHAT, chat(LONG, max_tokens=40, stream=True)))
@@ -149,8 +133,6 @@ def test_waiting_for_room_counts_from_the_arrival() -> None:
         assert (said["arrivals"], said["judged"]) == (2, 2)
         assert said["kept"] <= 1
 
-    with_engines([ScriptedEngine(step_s=0.01)], go, max_inflight=1, affinity=True, queue_s=60.0)
-
 
 @pytest.mark.parametrize(
     ("body", "status"),
@@ -160,15 +142,13 @@ def test_waiting_for_room_counts_from_the_arrival() -> None:
         (b" " * (MAX_BYTES + 1), 413),
     ],
 )
-def test_what_cannot_be_told_changes_nothing(body: object, status: int) -> None:
-    async def go(bench: Bench) -> None:
+async def test_what_cannot_be_told_changes_nothing(body: object, status: int) -> None:
+    async with running([ScriptedEngine()]) as bench:
         told = await put(bench, {"models": {"m": {"weights": {"e0": 1.0}}}})
         reply = await bench.admin(ROUTES, body, method="PUT")
         assert reply.status == status
         assert "\n" not in reply.json["error"]["message"]
         assert (await bench.admin(ROUTES)).json == told
-
-    with_engines([ScriptedEngine()], go)
 
 
 CHAT_SERVICE = Service(
@@ -189,54 +169,49 @@ PROBLEM = Problem(
 )
 
 
-def test_controller_over_two_gateways(tmp_path: Path) -> None:
-    async def go() -> None:
-        token = tmp_path / "token"
-        token.write_text("right\n")
-        async with (
-            running([ScriptedEngine(), ScriptedEngine()]) as one,
-            running([ScriptedEngine(), ScriptedEngine()], admin_token="right") as two,
-        ):
-            said: list[str] = []
-            missing = GatewayAddress("http://localhost", tmp_path / "nobody.sock")
-            group = GatewayGroup(
-                PROBLEM,
-                [
-                    GatewayAddress("http://localhost", one.gateway.admin_socket),
-                    GatewayAddress(f"http://127.0.0.1:{two.port}", token_file=token),
-                    missing,
-                ],
-                say=said.append,
-            )
-            both = [Route(service="m", instances=(f"e{k}",), share=0.5) for k in range(2)]
-            await asyncio.to_thread(group.route, both)
-            # What had a share and has none any more takes no requests.
-            routes = [Route(service="m", instances=("e1",), share=1.0)]
-            await asyncio.to_thread(group.route, routes)
-            for bench, count in ((one, 20), (two, 30)):
-                for _ in range(count):
-                    await bench.post(CHAT, chat(max_tokens=3))
-                await bench.settled()
-                assert [len(e.seen) for e in bench.engines] == [0, count]
-            report = await asyncio.to_thread(group.look, 1e9)
-            (seen,) = report.traffic
-            rates = [
-                (await minute(b))["arrivals"] / (await minute(b))["seconds"] for b in (one, two)
-            ]
-            assert seen.service == "m"
-            assert seen.minute.rate_per_s == pytest.approx(sum(rates), rel=0.5)
-            assert seen.hour.lengths is not None
-            tokens = [r.prompt_tokens for b in (one, two) for r in b.records]
-            assert seen.hour.lengths.input_mean == pytest.approx(sum(tokens) / len(tokens))
-            (promise,) = report.promises
-            assert (promise.requests, promise.kept, promise.target) == (50, 1.0, 0.9)
-            await asyncio.to_thread(group.look, 1e9)
-            # The missing one is told of once, each for being left out and for not being told.
-            assert len(said) == 2
-            assert all("nobody.sock" in line for line in said)
-            # One that forgot what it was told is told again at the next look.
-            await put(two, {})
-            await asyncio.to_thread(group.look, 1e9)
-            assert two.gateway.pool.routes == one.gateway.pool.routes == group.told()
-
-    asyncio.run(asyncio.wait_for(go(), 240))
+async def test_controller_over_two_gateways(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("right\n")
+    async with (
+        running([ScriptedEngine(), ScriptedEngine()]) as one,
+        running([ScriptedEngine(), ScriptedEngine()], admin_token="right") as two,
+    ):
+        said: list[str] = []
+        missing = GatewayAddress("http://localhost", tmp_path / "nobody.sock")
+        group = GatewayGroup(
+            PROBLEM,
+            [
+                GatewayAddress("http://localhost", one.gateway.admin_socket),
+                GatewayAddress(f"http://127.0.0.1:{two.port}", token_file=token),
+                missing,
+            ],
+            say=said.append,
+        )
+        both = [Route(service="m", instances=(f"e{k}",), share=0.5) for k in range(2)]
+        await asyncio.to_thread(group.route, both)
+        # What had a share and has none any more takes no requests.
+        routes = [Route(service="m", instances=("e1",), share=1.0)]
+        await asyncio.to_thread(group.route, routes)
+        for bench, count in ((one, 20), (two, 30)):
+            for _ in range(count):
+                await bench.post(CHAT, chat(max_tokens=3))
+            await bench.settled()
+            assert [len(e.seen) for e in bench.engines] == [0, count]
+        report = await asyncio.to_thread(group.look, 1e9)
+        (seen,) = report.traffic
+        rates = [(await minute(b))["arrivals"] / (await minute(b))["seconds"] for b in (one, two)]
+        assert seen.service == "m"
+        assert seen.minute.rate_per_s == pytest.approx(sum(rates), rel=0.5)
+        assert seen.hour.lengths is not None
+        tokens = [r.prompt_tokens for b in (one, two) for r in b.records]
+        assert seen.hour.lengths.input_mean == pytest.approx(sum(tokens) / len(tokens))
+        (promise,) = report.promises
+        assert (promise.requests, promise.kept, promise.target) == (50, 1.0, 0.9)
+        await asyncio.to_thread(group.look, 1e9)
+        # The missing one is told of once, each for being left out and for not being told.
+        assert len(said) == 2
+        assert all("nobody.sock" in line for line in said)
+        # One that forgot what it was told is told again at the next look.
+        await put(two, {})
+        await asyncio.to_thread(group.look, 1e9)
+        assert two.gateway.pool.routes == one.gateway.pool.routes == group.told()

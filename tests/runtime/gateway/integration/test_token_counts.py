@@ -42,10 +42,10 @@ def ask(path: str, body: Json, *kinds: str, deaths: int = 7) -> tuple[Reply, Ben
     return asyncio.run(go())
 
 
-async def whole(path: str, body: Json, index: int) -> str:
+def whole(path: str, body: Json, index: int) -> str:
     """The text of an answer that nothing disturbs."""
-    answer = ScriptedEngine()._generate(path, body, index)
-    return "".join([WORDS[word] async for word, _ in answer if word is not None])
+    answer = ScriptedEngine().words(path, body, index)
+    return "".join([WORDS[word] for word, _ in answer if word is not None])
 
 
 def texts(chunks: list[Json]) -> dict[int, str]:
@@ -58,7 +58,7 @@ def texts(chunks: list[Json]) -> dict[int, str]:
 
 def check_text(reply: Reply, bench: Bench, path: str, body: Json) -> None:
     n = body.get("n", 1)
-    assert texts(reply.chunks) == {i: asyncio.run(whole(path, body, i)) for i in range(n)}
+    assert texts(reply.chunks) == {i: whole(path, body, i) for i in range(n)}
     assert bench.records[0].backends == tuple(f"e{i}" for i in range(len(bench.engines)))
     assert bench.records[0].completion_tokens == n * TOKENS
     assert not bench.records[0].estimated
@@ -175,50 +175,42 @@ def test_the_question_is_put_beside_what_the_client_asks(options: Json | None) -
         assert sent["metadata"] == body["metadata"]
 
 
-def test_who_would_count_reasoning_again_and_again_names_tokens_instead() -> None:
+async def test_who_would_count_reasoning_again_and_again_names_tokens_instead() -> None:
     """vLLM with a reasoning parser reads an answer anew for each event with a usage."""
-
-    async def go() -> None:
-        engines = [ScriptedEngine(batch=3, reasons=True) for _ in range(2)]
-        async with running(engines) as bench:
-            for number in range(4):
-                for engine in engines:
-                    # The first requests go one to each; from then on both are known.
-                    engine.faults[:] = [Fault("die", 7)] if number > 1 else []
-                reply = await bench.post(CHAT, asked(CHAT))
-                await bench.settled()
-                told = [seen.body for engine in engines for seen in engine.seen]
-                for engine in engines:
-                    engine.seen.clear()
-                    engine.faults.clear()
-                known = number > 1
-                assert texts(reply.chunks) == {0: await whole(CHAT, asked(CHAT), 0)}
-                # Both die once.
-                assert len(told) == (3 if known else 1)
-                assert [body.get("return_token_ids") for body in told] == [known or None] * len(
-                    told
-                )
-                for body in told:
-                    assert ("continuous_usage_stats" in body["stream_options"]) != known
-                for chunk in reply.chunks:
-                    assert not {"usage", "prompt_token_ids"} & {*chunk}
-                    assert all("token_ids" not in choice for choice in chunk["choices"])
-            # Who asks for either has it.
-            reply = await bench.post(CHAT, asked(CHAT, return_token_ids=True))
-            named = [c.get("token_ids", []) for chunk in reply.chunks for c in chunk["choices"]]
-            assert sum(map(len, named)) == TOKENS
-            assert reply.chunks[0]["prompt_token_ids"] == [7, 8, 9]
-            options = {"include_usage": True, "continuous_usage_stats": True}
-            reply = await bench.post(CHAT, asked(CHAT, stream_options=options))
-            assert all("completion_tokens" in chunk["usage"] for chunk in reply.chunks)
-            # Completions have no reasoning.
-            reply = await bench.post(COMPLETIONS, asked(COMPLETIONS))
-            last = [
-                seen.body for engine in engines for seen in engine.seen if "prompt" in seen.body
-            ]
-            assert "return_token_ids" not in last[0]
-
-    asyncio.run(go())
+    engines = [ScriptedEngine(batch=3, reasons=True) for _ in range(2)]
+    async with running(engines) as bench:
+        for number in range(4):
+            for engine in engines:
+                # The first requests go one to each; from then on both are known.
+                engine.faults[:] = [Fault("die", 7)] if number > 1 else []
+            reply = await bench.post(CHAT, asked(CHAT))
+            await bench.settled()
+            told = [seen.body for engine in engines for seen in engine.seen]
+            for engine in engines:
+                engine.seen.clear()
+                engine.faults.clear()
+            known = number > 1
+            assert texts(reply.chunks) == {0: whole(CHAT, asked(CHAT), 0)}
+            # Both die once.
+            assert len(told) == (3 if known else 1)
+            assert [body.get("return_token_ids") for body in told] == [known or None] * len(told)
+            for body in told:
+                assert ("continuous_usage_stats" in body["stream_options"]) != known
+            for chunk in reply.chunks:
+                assert not {"usage", "prompt_token_ids"} & {*chunk}
+                assert all("token_ids" not in choice for choice in chunk["choices"])
+        # Who asks for either has it.
+        reply = await bench.post(CHAT, asked(CHAT, return_token_ids=True))
+        named = [c.get("token_ids", []) for chunk in reply.chunks for c in chunk["choices"]]
+        assert sum(map(len, named)) == TOKENS
+        assert reply.chunks[0]["prompt_token_ids"] == [7, 8, 9]
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        reply = await bench.post(CHAT, asked(CHAT, stream_options=options))
+        assert all("completion_tokens" in chunk["usage"] for chunk in reply.chunks)
+        # Completions have no reasoning.
+        reply = await bench.post(COMPLETIONS, asked(COMPLETIONS))
+        last = [seen.body for engine in engines for seen in engine.seen if "prompt" in seen.body]
+        assert "return_token_ids" not in last[0]
 
 
 def test_tokens_are_written_down_as_the_engine_counts_them() -> None:

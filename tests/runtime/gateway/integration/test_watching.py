@@ -102,7 +102,7 @@ async def test_listener_that_leaves_is_forgotten(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_drained_machine_hands_its_streams_over() -> None:
-    answer = (await asyncio.to_thread(expected, CHAT, chat())).text
+    answer = expected(CHAT, chat()).text
 
     engines = [ScriptedEngine(step_s=0.01), ScriptedEngine(step_s=0.01)]
     async with running(engines) as bench, asyncio.timeout(60):
@@ -135,7 +135,7 @@ async def test_drained_machine_hands_its_streams_over() -> None:
 
 
 async def test_what_cannot_move_ends_on_the_drained_machine() -> None:
-    answer = (await asyncio.to_thread(expected, CHAT, chat(max_tokens=20))).text
+    answer = expected(CHAT, chat(max_tokens=20)).text
 
     engines = [ScriptedEngine(step_s=0.01), ScriptedEngine()]
     async with running(engines) as bench, asyncio.timeout(60):

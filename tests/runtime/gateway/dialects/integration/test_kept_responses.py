@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -43,67 +42,58 @@ def code(reply: Reply) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_goes_on_from_a_response(stream: bool) -> None:
-    async def story() -> None:
-        async with running([ScriptedEngine()]) as bench:
-            one = await ask(bench, "first", stream=stream)
-            assert one["store"] is True
-            two = await ask(bench, "second", previous_response_id=one["id"], stream=stream)
-            assert two["previous_response_id"] == one["id"]
-            expected = [("user", "first"), ("assistant", text_of(one)), ("user", "second")]
-            assert told(bench) == expected
-            items = [{"role": "user", "content": "third"}]
-            await ask(bench, items, previous_response_id=two["id"], instructions="short")
-            assert told(bench) == [
-                ("system", "short"),
-                *expected,
-                ("assistant", text_of(two)),
-                ("user", "third"),
-            ]
-            # Instructions are of one request; and from any response two conversations may go on.
-            await ask(bench, "other", previous_response_id=one["id"])
-            assert told(bench) == [*expected[:2], ("user", "other")]
-
-    asyncio.run(story())
+async def test_a_conversation_goes_on_from_a_response(stream: bool) -> None:
+    async with running([ScriptedEngine()]) as bench:
+        one = await ask(bench, "first", stream=stream)
+        assert one["store"] is True
+        two = await ask(bench, "second", previous_response_id=one["id"], stream=stream)
+        assert two["previous_response_id"] == one["id"]
+        expected = [("user", "first"), ("assistant", text_of(one)), ("user", "second")]
+        assert told(bench) == expected
+        items = [{"role": "user", "content": "third"}]
+        await ask(bench, items, previous_response_id=two["id"], instructions="short")
+        assert told(bench) == [
+            ("system", "short"),
+            *expected,
+            ("assistant", text_of(two)),
+            ("user", "third"),
+        ]
+        # Instructions are of one request; and from any response two conversations may go on.
+        await ask(bench, "other", previous_response_id=one["id"])
+        assert told(bench) == [*expected[:2], ("user", "other")]
 
 
-def test_what_was_not_kept_is_not_found() -> None:
-    async def story() -> None:
-        off = {"keep_s": 0.0}
-        async with running([ScriptedEngine()]) as bench:
-            one = await ask(bench, "first", store=False)
-            assert one["store"] is False
-            for previous in (one["id"], "resp_1", "../../etc/passwd", "resp_" + "0" * 48):
-                body = {"model": "m", "input": "x", "previous_response_id": previous}
-                reply = await bench.post(RESPONSES, body)
-                assert code(reply) == (
-                    400,
-                    "previous_response_not_found",
-                    "previous_response_id",
-                )
-        async with running([ScriptedEngine()], responses=ResponsesSettings(**off)) as bench:
-            one = await ask(bench, "first")
-            assert one["store"] is False
-            body = {"model": "m", "input": "x", "previous_response_id": one["id"]}
-            assert (await bench.post(RESPONSES, body)).status == 400
-
-    asyncio.run(story())
+async def test_what_was_not_kept_is_not_found() -> None:
+    off = {"keep_s": 0.0}
+    async with running([ScriptedEngine()]) as bench:
+        one = await ask(bench, "first", store=False)
+        assert one["store"] is False
+        for previous in (one["id"], "resp_1", "../../etc/passwd", "resp_" + "0" * 48):
+            body = {"model": "m", "input": "x", "previous_response_id": previous}
+            reply = await bench.post(RESPONSES, body)
+            assert code(reply) == (
+                400,
+                "previous_response_not_found",
+                "previous_response_id",
+            )
+    async with running([ScriptedEngine()], responses=ResponsesSettings(**off)) as bench:
+        one = await ask(bench, "first")
+        assert one["store"] is False
+        body = {"model": "m", "input": "x", "previous_response_id": one["id"]}
+        assert (await bench.post(RESPONSES, body)).status == 400
 
 
-def test_gateways_with_one_folder_share_conversations(tmp_path: Path) -> None:
-    async def story() -> None:
-        shared = ResponsesSettings(folder=str(tmp_path / "kept"))
-        async with (
-            running([ScriptedEngine()], responses=shared) as first,
-            running([ScriptedEngine()], responses=shared) as second,
-        ):
-            one = await ask(first, "first")
-            await ask(second, "second", previous_response_id=one["id"])
-            assert told(second)[0] == ("user", "first")
-        for file in (tmp_path / "kept").iterdir():
-            assert file.stat().st_mode & 0o77 == 0
-
-    asyncio.run(story())
+async def test_gateways_with_one_folder_share_conversations(tmp_path: Path) -> None:
+    shared = ResponsesSettings(folder=str(tmp_path / "kept"))
+    async with (
+        running([ScriptedEngine()], responses=shared) as first,
+        running([ScriptedEngine()], responses=shared) as second,
+    ):
+        one = await ask(first, "first")
+        await ask(second, "second", previous_response_id=one["id"])
+        assert told(second)[0] == ("user", "first")
+    for file in (tmp_path / "kept").iterdir():
+        assert file.stat().st_mode & 0o77 == 0
 
 
 def test_they_are_of_a_key_and_for_a_time_and_bounded(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from atoll.runtime.accounts import schema
 from atoll.runtime.gateway.settings import GatewayLimits
-from tests.runtime.accounts.test_gateway import Place
-from tests.runtime.accounts.test_gateway import run as run_with_keys
+from tests.runtime.accounts.test_gateway import place
 from tests.runtime.gateway.dialects.reading import Json, events_of, read_message, read_response
 from tests.runtime.gateway.dialects.script import (
     USAGE,
@@ -176,10 +175,14 @@ def test_errors_have_the_shape_of_the_dialect(fault: str, status: int, kind: str
         assert reply.headers.get("retry-after") == of_chat.headers.get("retry-after")
 
 
-def test_who_is_let_in_and_what_is_counted(tmp_path: Path) -> None:
+async def test_who_is_let_in_and_what_is_counted(tmp_path: Path) -> None:
     answer = expected(CHAT, chat(max_tokens=1000))
-
-    async def story(it: Place) -> None:
+    async with place(
+        tmp_path,
+        ScriptedEngine(kind="atoll", faults=[Fault("die", 4)]),
+        ScriptedEngine(kind="atoll"),
+        ScriptedEngine(model="other"),
+    ) as it:
         key = await it.key(models=("m",), requests_per_min=3)
         stream = body_of(MESSAGES, stream=True)
 
@@ -236,14 +239,6 @@ def test_who_is_let_in_and_what_is_counted(tmp_path: Path) -> None:
         for row in rows:
             assert row.prompt_tokens == usage["prompt_tokens"]
             assert row.completion_tokens == usage["completion_tokens"]
-
-    run_with_keys(
-        tmp_path,
-        story,
-        ScriptedEngine(kind="atoll", faults=[Fault("die", 4)]),
-        ScriptedEngine(kind="atoll"),
-        ScriptedEngine(model="other"),
-    )
 
 
 async def test_other_names_policies_and_other_methods() -> None:
@@ -339,13 +334,9 @@ def test_a_message_begins_without_where_nobody_says() -> None:
     assert begun["message"]["usage"]["input_tokens"] == 0 < ended["usage"]["input_tokens"]
 
 
-def test_functions_of_before_reach_other_engines() -> None:
+async def test_functions_of_before_reach_other_engines() -> None:
     asked: Json = {"functions": [{"name": "look"}], "function_call": {"name": "look"}}
-
-    async def go() -> None:
-        async with running([ScriptedEngine(kind="openai")]) as bench:
-            assert (await bench.post(CHAT, chat(**asked))).status == 200
-            sent = bench.engines[0].seen[0].body
-            assert {key: sent[key] for key in asked} == asked
-
-    asyncio.run(go())
+    async with running([ScriptedEngine(kind="openai")]) as bench:
+        assert (await bench.post(CHAT, chat(**asked))).status == 200
+        sent = bench.engines[0].seen[0].body
+        assert {key: sent[key] for key in asked} == asked

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import openai
@@ -33,18 +32,14 @@ class SeaColour(pydantic.BaseModel):
     colour: str
 
 
-def run(story: Callable[[Bench], Awaitable[None]], *answers: ScriptedAnswer) -> None:
-    """Tell a story over two engines, of which the first dies in the middle of its first answer."""
-
-    async def go() -> None:
-        engines = [
+def failing_over(*answers: ScriptedAnswer) -> AbstractAsyncContextManager[Bench]:
+    """Run a gateway over two engines, of which the first dies in the middle of its first answer."""
+    return running(
+        [
             ScriptedTalker(answers=list(answers), faults=[Fault("die", 4)]),
             ScriptedTalker(answers=list(answers)),
         ]
-        async with running(engines) as bench:
-            await story(bench)
-
-    asyncio.run(go())
+    )
 
 
 def openai_client(bench: Bench) -> openai.AsyncOpenAI:
@@ -52,10 +47,9 @@ def openai_client(bench: Bench) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0)
 
 
-def test_responses_with_tools() -> None:
+async def test_responses_with_tools() -> None:
     tool: Any = {"type": "function", "name": "look", "parameters": SCHEMA, "strict": True}
-
-    async def story(bench: Bench) -> None:
+    async with failing_over(CALL, TALK) as bench:
         async with openai_client(bench) as sdk:
             items: list[Any] = [{"role": "user", "content": "What colour is the sea?"}]
             async with sdk.responses.stream(
@@ -80,8 +74,6 @@ def test_responses_with_tools() -> None:
         told = max((seen.body["messages"] for e in bench.engines for seen in e.seen), key=len)
         assert [message["role"] for message in told] == ["user", "assistant", "tool", "tool"]
 
-    run(story, CALL, TALK)
-
 
 async def test_responses_that_are_parsed() -> None:
     async def story(bench: Bench) -> None:
@@ -99,23 +91,19 @@ async def test_responses_that_are_parsed() -> None:
         await story(bench)
 
 
-def test_errors_of_responses() -> None:
-    async def story(bench: Bench) -> None:
-        async with openai_client(bench) as sdk:
-            with pytest.raises(openai.BadRequestError, match="send all items") as refused:
-                await sdk.responses.create(model="m", input="hi", previous_response_id="resp_1")
-            assert refused.value.param == "previous_response_id"
-            with pytest.raises(openai.NotFoundError):
-                await sdk.responses.create(model="none", input="hi")
-
-    run(story, TALK)
+async def test_errors_of_responses() -> None:
+    async with failing_over(TALK) as bench, openai_client(bench) as sdk:
+        with pytest.raises(openai.BadRequestError, match="send all items") as refused:
+            await sdk.responses.create(model="m", input="hi", previous_response_id="resp_1")
+        assert refused.value.param == "previous_response_id"
+        with pytest.raises(openai.NotFoundError):
+            await sdk.responses.create(model="none", input="hi")
 
 
-def test_messages_with_tools() -> None:
+async def test_messages_with_tools() -> None:
     anthropic = pytest.importorskip("anthropic", reason="needs the `dev` extra: anthropic")
     tool: Any = {"name": "look", "description": "d", "input_schema": SCHEMA}
-
-    async def story(bench: Bench) -> None:
+    async with failing_over(CALL, TALK) as bench:
         url = f"http://127.0.0.1:{bench.port}"
         async with anthropic.AsyncAnthropic(base_url=url, api_key="x", max_retries=0) as sdk:
             turns: list[Any] = [{"role": "user", "content": "What colour is the sea?"}]
@@ -151,5 +139,3 @@ def test_messages_with_tools() -> None:
             search: Any = {"type": "web_search_20250305", "name": "web_search"}
             with pytest.raises(anthropic.BadRequestError, match="web_search"):
                 await sdk.messages.create(messages=turns, **(about | {"tools": [search]}))
-
-    run(story, CALL, TALK)
