@@ -28,10 +28,11 @@ from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.policy import ModelOffer, Policy
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import SilentLog
-from tests.runtime.federation.live import site, until
+from tests.runtime.federation.live import site
 from tests.runtime.federation.test_keys import bearer, with_keys
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, chat, running
+from tests.runtime.waiting import until
 
 pytest.importorskip("sqlalchemy", reason="needs the extra 'accounts'")
 

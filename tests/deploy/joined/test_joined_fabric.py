@@ -30,8 +30,8 @@ from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.joined_node import JoinedNode
 from atoll.runtime.join.signed_orders import read_reply, sign_order
 from tests.deploy.joined.builders import SLEEP, joined_order
-from tests.runtime.join.live import until
 from tests.runtime.join.test_trust import trusted
+from tests.runtime.waiting import until
 
 FOUND = {"kind": "layers", "model": "m", "profile": {"step_s": 0.5}}
 

@@ -25,8 +25,9 @@ from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.pool.routes import ModelRoutes, RoutesTold
 from tests.runtime.gateway.engine import expected
 from tests.runtime.gateway.harness import CHAT, Bench, chat
-from tests.runtime.join.live import until, world
+from tests.runtime.join.live import world
 from tests.runtime.local.test_placing import instance
+from tests.runtime.waiting import until
 
 MACHINES = tuple(PoolMachine(name=f"m{at}", node_type="L4:1") for at in range(4))
 TEXT = expected(CHAT, chat("hello", max_tokens=12)).text

@@ -20,8 +20,9 @@ from atoll.deploy.local.local_deployer import LocalDeployer
 from atoll.deploy.target import StartOrder
 from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
 from atoll.runtime.http.http_client import fetch
-from tests.runtime.join.live import Answer, World, until, world
+from tests.runtime.join.live import Answer, World, world
 from tests.runtime.local.test_placing import instance
+from tests.runtime.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 MACHINES = tuple(PoolMachine(name=f"m{at}", node_type="L4:1") for at in range(6))

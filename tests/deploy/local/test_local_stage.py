@@ -23,8 +23,9 @@ from atoll.deploy.local.local_deployer import LocalDeployer
 from atoll.deploy.target import StartOrder
 from atoll.fabric.registry.peers import Peer
 from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
-from tests.runtime.join.live import Answer, World, until, world
+from tests.runtime.join.live import Answer, World, world
 from tests.runtime.local.test_placing import instance
+from tests.runtime.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 KINDS = ("CORE-L", "CORE-S")

@@ -22,7 +22,8 @@ from atoll.deploy.target import DeployError, InstanceStatus
 from atoll.fabric.registry.peers import Peer
 from tests.deploy.slurm.builders import make_order
 from tests.deploy.slurm_cluster import SlurmCluster, slurm_cluster, why_not
-from tests.runtime.join.live import fake_vllm, until, world
+from tests.runtime.join.live import fake_vllm, world
+from tests.runtime.waiting import until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.usage_record import UsageRecord
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, Bench, Reply, chat
+from tests.runtime.waiting import until
 
 DEADLINES = Deadlines(first_token_s=5.0, between_tokens_s=5.0, retry_s=3.0, resume_s=5.0)
 
@@ -106,12 +106,6 @@ class Site:
 
     async def chat(self, headers: str = "", **more: Any) -> Reply:
         return await self.bench.post(CHAT, chat(**more), headers)
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

@@ -11,9 +11,10 @@ import pytest
 
 from atoll.fabric.registry.peers import Load
 from atoll.fabric.registry.records import Gpu, Hardware, NodeService, SessionState
-from tests.runtime.federation.live import Site, Worker, shown, site, until
+from tests.runtime.federation.live import Site, Worker, shown, site
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import CHAT, chat
+from tests.runtime.waiting import until
 
 
 def long_question() -> str:

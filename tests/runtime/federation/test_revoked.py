@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from atoll.fabric.registry.records import SessionState
-from tests.runtime.federation.live import Site, Worker, site, until
+from tests.runtime.federation.live import Site, Worker, site
 from tests.runtime.federation.test_live import LONG, TEXT80
 from tests.runtime.gateway.engine import ScriptedEngine
+from tests.runtime.waiting import until
 
 
 def revoke(fabric: Site, worker: Worker) -> None:

@@ -15,9 +15,10 @@ from atoll.deploy.labels import Labels
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.workload.lengths import LengthMix
-from tests.runtime.federation.live import Site, site, until
+from tests.runtime.federation.live import Site, site
 from tests.runtime.federation.test_live import LONG, TEXT80
 from tests.runtime.gateway.engine import ScriptedEngine
+from tests.runtime.waiting import until
 
 PROBLEM = Problem(
     name="fleet",

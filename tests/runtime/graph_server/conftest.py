@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 from atoll.runtime.executor.executor_config import ExecutorConfig
 from atoll.runtime.graph_server.graph_config import ExecutorAddress, GraphServerConfig, GraphService
 from atoll.runtime.graph_server.graph_server import TaskGraphServer
+from atoll.runtime.http.listen_address import free_ports
 from tests.runtime.graph_server.toys import HERE
 
 TOKEN = "integration-token-0123456789"
@@ -45,7 +45,7 @@ class ExecutorFarm:
     def start(self, name: str, parts: str, word_s: float = 0.0) -> None:
         """Start an executor of these parts; one that was there before gets the same address again."""
         known = self.addresses.get(name)
-        address = known.address if known else f"127.0.0.1:{free_port()}"
+        address = known.address if known else f"127.0.0.1:{free_ports(1)[0]}"
         components = {NAMES[part]: {"word_s": word_s} for part in parts.split()}
         config = ExecutorConfig(
             name=name,
@@ -127,12 +127,6 @@ class ExecutorFarm:
             yield f"http://{host}:{port}"
         finally:
             await server.close(1.0)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 async def sse(url: str, body: Any) -> AsyncGenerator[Any, None]:

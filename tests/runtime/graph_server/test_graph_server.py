@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from atoll.runtime.http.http_client import FetchError, request
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.media.sounds import encode_wav
-from tests.runtime.graph_server.conftest import NAMES, ExecutorFarm, free_port, sse
+from tests.runtime.graph_server.conftest import NAMES, ExecutorFarm, sse
 from tests.runtime.graph_server.toys import HERE, RATE_HZ, words_of
 
 CHAT = "/v1/chat/completions"
@@ -112,7 +113,7 @@ async def test_what_clients_brought_is_fetched_by_executors_on_other_hosts(
 
 
 def test_the_process_finishes_a_stream_before_it_stops(pair: ExecutorFarm) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     config = pair.graph_server_config(SERVICE, port=port, store=str(pair.folder / "process.store"))
     file = pair.folder / "graph-server.json"
     file.write_text(config.to_json())

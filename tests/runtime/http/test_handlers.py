@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
@@ -18,6 +18,7 @@ from atoll.runtime.http.handlers import (
 from atoll.runtime.http.http_client import request
 from atoll.runtime.http.http_server import ConnectionDeadlines, ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
+from tests.runtime.waiting import until
 
 PATIENCE_S = 30.0
 
@@ -75,12 +76,6 @@ async def serving(
     finally:
         bench.leave()
         await server.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def get(path: str, *headers: str) -> bytes:

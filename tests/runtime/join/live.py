@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from atoll.runtime.endpoints.endpoint import RunDirectory
 from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.joined_node import JoinedNode
+from tests.runtime.waiting import until
 
 
 @dataclass
@@ -86,12 +86,6 @@ class World:
         self.caller.call(peer.sid, TunnelRequest(b"POST", path.encode(), headers, body), answer)
         await until(lambda: answer.over is not None)
         return answer
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

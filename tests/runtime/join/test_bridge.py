@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from atoll.runtime.join.bridge import Bridge, reachable
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
+from tests.runtime.waiting import until
 
 BODY = {"model": "m", "prompt": "x", "max_tokens": 30, "stream": True}
 WHOLE = expected("/v1/completions", BODY).text
@@ -58,12 +59,6 @@ class FakeIncoming:
         events = [e[6:] for e in self.sent.decode().split("\n\n") if e.startswith("data: {")]
         choices = [json.loads(event)["choices"] for event in events]
         return "".join(choice[0]["text"] for choice in choices if choice)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def bridged(

@@ -22,9 +22,10 @@ from atoll.runtime.join.deadline import LAST_S
 from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.joined_node import JoinedNode
 from atoll.runtime.supervise.agent import ProcessError
-from tests.runtime.join.live import engine, fake_vllm, until, world
+from tests.runtime.join.live import engine, fake_vllm, world
 from tests.runtime.join.shapes import SHAPES, Shaped
 from tests.runtime.supervise.test_agent import gone_within
+from tests.runtime.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 

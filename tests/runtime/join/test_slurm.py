@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.join.live import fake_vllm, until, world
+from tests.runtime.join.live import fake_vllm, world
+from tests.runtime.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted((ROOT / "examples" / "slurm").glob("*.sbatch"))

@@ -28,7 +28,8 @@ from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.joined_node import JoinedNode
-from tests.runtime.join.live import Answer, engine, until
+from tests.runtime.join.live import Answer, engine
+from tests.runtime.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from atoll.runtime.supervise.start_watch import StartWatch
 from atoll.runtime.supervise.supervised_process import Command, last_lines
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
 from atoll.runtime.supervise.supervisor import RotatingLog
+from tests.runtime.waiting import until
 
 QUICK = RestartLimits(ready_s=5, backoff_s=0.02, backoff_max_s=0.1, tries=2, unwell=1, term_s=0.5)
 # Prints its pid and those of its children, one of which has left the group.
@@ -89,12 +89,6 @@ def gone_within(pids: list[int], seconds: float = 60.0) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def test_starts_pins_and_stops(tmp_path: Path) -> None:

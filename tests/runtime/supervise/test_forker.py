@@ -16,7 +16,8 @@ from atoll.runtime.supervise.agent import Agent, ProcessSpec, SupervisedProcess
 from atoll.runtime.supervise.fork_client import ForkServer
 from atoll.runtime.supervise.supervised_process import Command
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
-from tests.runtime.supervise.test_agent import SaidProbe, gone_within, is_alive, until
+from tests.runtime.supervise.test_agent import SaidProbe, gone_within, is_alive
+from tests.runtime.waiting import until
 
 MODULE = "tests.runtime.supervise.sleeper"
 QUICK = RestartLimits(ready_s=20, backoff_s=0.02, backoff_max_s=0.1, term_s=0.5)

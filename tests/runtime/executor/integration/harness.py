@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -74,13 +73,6 @@ async def serving(
             await worker.close()
         threads.shutdown()
         store.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(_PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @dataclass

@@ -19,7 +19,8 @@ from atoll.runtime.executor.nixl_wire import NixlWire
 from atoll.runtime.executor.store import ArrayStore
 from atoll.tasks.values import Handle
 from tests.runtime.executor.fake_nixl import FakeAgent
-from tests.runtime.executor.integration.harness import TOKEN, TOYS, Running, process, serving, until
+from tests.runtime.executor.integration.harness import TOKEN, TOYS, Running, process, serving
+from tests.runtime.waiting import until
 
 _NUMBERS = np.random.default_rng(37).integers(0, 255, 2**20, np.uint8)
 

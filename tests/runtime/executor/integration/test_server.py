@@ -24,8 +24,9 @@ from atoll.runtime.executor.executor_messages import (
 from atoll.runtime.executor.executor_server import DoorLimits
 from atoll.runtime.executor.executor_wire import encode_frame
 from atoll.tasks.values import Handle
-from tests.runtime.executor.integration.harness import TOKEN, Running, serving, until
+from tests.runtime.executor.integration.harness import TOKEN, Running, serving
 from tests.runtime.executor.toys import Doubler, NumberStream, Passer
+from tests.runtime.waiting import until
 
 _BIG = 5000
 

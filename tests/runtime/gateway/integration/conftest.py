@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,15 +16,10 @@ from typing import Any
 
 import pytest
 
+from atoll.runtime.http.listen_address import free_ports
+
 ROOT = Path(__file__).resolve().parents[4]
 _TOKEN = "of-the-test"
-
-
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port: int = opened.getsockname()[1]
-        return port
 
 
 @dataclass
@@ -64,7 +58,7 @@ class Fleet:
         path.replace(self.folder / "gateway.json")
 
     def start(self, kind: str = "vllm") -> None:
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self.write_config(kind)
         command = [
             sys.executable,

@@ -8,7 +8,6 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +29,7 @@ from tests.runtime.gateway.harness import (
     chat,
     running,
 )
+from tests.runtime.waiting import until
 from tests.seeds import slow_except
 
 KINDS = ("atoll", "vllm", "sglang", "llamacpp", "openai")
@@ -385,12 +385,6 @@ async def test_backends_that_fail_late_leave_time_for_the_next() -> None:
 
 
 SOON = HealthSettings(interval_s=0.02, timeout_s=0.05, failures=2)
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.01)
 
 
 async def test_slow_is_not_dead_where_a_stream_goes_on() -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,7 @@ from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, QUICK, Bench, chat, running
 from tests.runtime.gateway.integration.conftest import ROOT, Fleet
 from tests.runtime.gateway.kv_engine import KvEngine
+from tests.runtime.waiting import until
 from tests.seeds import slow_except
 
 PATIENT = replace(QUICK, first_token_s=10.0, between_tokens_s=10.0, answer_s=10.0)
@@ -50,12 +51,6 @@ async def serving(engines: Sequence[ScriptedEngine], **more: Any) -> AsyncIterat
         yield bench
         await bench.settled()
         assert [w for e in engines if isinstance(e, KvEngine) for w in e.wrong] == []
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 def outcomes(bench: Bench) -> dict[str, int]:
