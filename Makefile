@@ -20,11 +20,10 @@ endif
 # best, and with it gigabytes for GPUs that may not be there.
 TORCH := torch==2.13.0
 BASE_EXTRAS := plan,serve,fabric
-# A comma in a call would end its argument: extras have names.
-ENGINE_EXTRAS := engine,components
-DEMO_EXTRAS := $(ENGINE_EXTRAS),$(BASE_EXTRAS)
-# The tools of developers come with the engine where both are asked for: each run of pip looks at every package anew.
-test test-changed test-full test-real bench bench-quick screenshots lint: DEV_EXTRA := ,dev
+DEMO_EXTRAS := engine,components,$(BASE_EXTRAS)
+# All that developers need comes with the engine where both are asked for: each run of pip looks at every package anew.
+test test-changed test-full test-real bench bench-quick screenshots lint: MORE_EXTRAS := ,components,dev
+DEVELOP := $(VENV)/engine $(VENV)/components $(VENV)/dev
 
 # Pip is quiet when it succeeds and shows all it said when it fails. It compiles nothing: Python does so for what
 # it imports, a fifth of the files, and the rest would take 250 MB.
@@ -53,23 +52,25 @@ try_engines = $(BIN)/python tools/real_engines.py || echo "skipped: engines of o
 
 .PHONY: help
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# What speech needs is installed after the first answers, where it is not there yet.
 .PHONY: demo
 demo: $(VENV)/engine ## Plan, simulate, serve small real models, kill processes mid-answer, change a plan under load, speak (uses a GPU if there is one, needs none)
 	@$(BIN)/atoll demo
+	@test -e $(VENV)/components || { $(MAKE) $(VENV)/components; $(BIN)/atoll demo --speech; }
 
 .PHONY: test
-test: $(VENV)/engine $(VENV)/dev ## Lint, types, import rules and the fast tests
+test: $(DEVELOP) ## Lint, types, import rules and the fast tests
 	@$(BIN)/python tools/check.py
 
 SINCE ?= HEAD
 .PHONY: test-changed
-test-changed: $(VENV)/engine $(VENV)/dev ## Lint, types, and of the fast tests those that can see what changed since SINCE (HEAD)
+test-changed: $(DEVELOP) ## Lint, types, and of the fast tests those that can see what changed since SINCE (HEAD)
 	@$(BIN)/python tools/check.py --since $(SINCE)
 
 .PHONY: test-full
-test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow tests and those that need extras
+test-full: $(DEVELOP) $(VENV)/notebook ## The same with the slow tests and those that need extras
 	@$(try_aic)
 	@$(try_reference)
 	@$(try_llamacpp)
@@ -78,28 +79,28 @@ test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow
 	@$(BIN)/python tools/check.py --full
 
 .PHONY: test-real
-test-real: $(VENV)/engine $(VENV)/dev ## Of these only the tests with real engines (vLLM on the CPU, llama.cpp)
+test-real: $(DEVELOP) ## Of these only the tests with real engines (vLLM on the CPU, llama.cpp)
 	@$(try_llamacpp)
 	@$(try_engines)
 	@$(BIN)/python tools/check.py --real
 
 .PHONY: bench
-bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about three hours); goes on where one fails
+bench: $(DEVELOP) ## All benchmarks, in full (about three hours); goes on where one fails
 	@$(try_aic)
 	@$(try_reference)
 	@$(BIN)/python -m benchmarks
 
 .PHONY: bench-quick
-bench-quick: $(VENV)/engine $(VENV)/dev ## What fits into 20 minutes, small, and the rows of docs/benchmarks.md that it measures
+bench-quick: $(DEVELOP) ## What fits into 20 minutes, small, and the rows of docs/benchmarks.md that it measures
 	@code=0; $(BIN)/python -m benchmarks --within 20 --keep || code=$$?; \
 		$(BIN)/python tools/docs_output.py --write docs/benchmarks.md; exit $$code
 
 .PHONY: screenshots
-screenshots: $(VENV)/engine $(VENV)/dev ## Pictures of the dashboard's pages, into docs/img (needs chromium)
+screenshots: $(DEVELOP) ## Pictures of the dashboard's pages, into docs/img (needs chromium)
 	@ATOLL_SCREENSHOTS=docs/img $(BIN)/pytest -q tests/dashboard/browser/test_pictures.py
 
 .PHONY: lint
-lint: $(VENV)/engine $(VENV)/dev ## Lint, types and import rules only
+lint: $(DEVELOP) ## Lint, types and import rules only
 	@$(BIN)/python tools/check.py --no-tests
 
 .PHONY: docs
@@ -141,13 +142,13 @@ $(VENV)/ready: pyproject.toml
 
 # Nothing downloads faster for being watched: the kernels are compiled meanwhile.
 $(VENV)/engine: $(VENV)/ready
-	@echo "setup: installing the extras 'engine' and 'components' into $(VENV) (torch, several minutes)"
+	@echo "setup: installing the extra 'engine' into $(VENV) (torch, several minutes)"
 	@echo "setup: compiling planner and simulator beside it (once)"
 	@$(warm_up) >$(VENV)/warm_up.log 2>&1 & warming=$$!; \
-		$(call pip_install,$(TORCH) -e '.[$(ENGINE_EXTRAS)$(DEV_EXTRA)]'); \
+		$(call pip_install,$(TORCH) -e '.[engine$(MORE_EXTRAS)]'); \
 		wait $$warming || { cat $(VENV)/warm_up.log >&2; echo "setup: not compiled, see above; the first plan will" >&2; }
 	@$(BIN)/python -c 'from transformers import LlamaForCausalLM' 2>>$(VENV)/warm_up.log || true
-	@touch $@ $(if $(DEV_EXTRA),$(VENV)/dev)
+	@touch $@ $(if $(MORE_EXTRAS),$(VENV)/components $(VENV)/dev)
 
 $(VENV)/dev: $(VENV)/ready
 	@echo "setup: installing the tools of developers into $(VENV)"
@@ -161,4 +162,4 @@ $(VENV)/$(1): $(VENV)/ready
 	@$$(call pip_install,-e '.[$(1)]')
 	@touch $$@
 endef
-$(foreach name,aic docs llamacpp notebook ray reference,$(eval $(call extra,$(name))))
+$(foreach name,aic components docs llamacpp notebook ray reference,$(eval $(call extra,$(name))))
