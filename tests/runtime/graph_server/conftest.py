@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -33,7 +32,7 @@ NAMES = {
 
 
 class ExecutorFarm:
-    """Executor processes that can be killed and started again at the same address."""
+    """Executor processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,9 +42,8 @@ class ExecutorFarm:
         self.addresses: dict[str, ExecutorAddress] = {}
 
     def start(self, name: str, parts: str, word_s: float = 0.0) -> None:
-        """Start an executor of these parts; one that was there before gets the same address again."""
-        known = self.addresses.get(name)
-        address = known.address if known else f"127.0.0.1:{free_ports(1)[0]}"
+        """Start an executor of these parts."""
+        address = f"127.0.0.1:{free_ports(1)[0]}"
         components = {NAMES[part]: {"word_s": word_s} for part in parts.split()}
         config = ExecutorConfig(
             name=name,
@@ -57,7 +55,6 @@ class ExecutorFarm:
             ready_file=str(self.folder / f"{name}.ready"),
             drain_s=1.0,
         )
-        Path(config.ready_file or "").unlink(missing_ok=True)
         path = self.folder / f"{name}.json"
         path.write_text(config.to_json())
         log = (self.folder / f"{name}.log").open("ab")
@@ -87,11 +84,6 @@ class ExecutorFarm:
                 assert self.processes[name].poll() is None, log
                 assert time.monotonic() < until_s, log
                 time.sleep(0.02)
-
-    def kill(self, name: str) -> None:
-        """Kill an executor, without a word."""
-        self.processes[name].send_signal(signal.SIGKILL)
-        self.processes[name].wait()
 
     def stored(self) -> int:
         """Return how many arrays lie in all stores."""
@@ -150,14 +142,6 @@ async def sse(url: str, body: Any) -> AsyncGenerator[Any, None]:
             yield text if text == "[DONE]" else json.loads(text)
     finally:
         writer.close()
-
-
-@pytest.fixture
-def farm(tmp_path: Path) -> Iterator[ExecutorFarm]:
-    """Executors of one test; none outlives it."""
-    made = ExecutorFarm(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

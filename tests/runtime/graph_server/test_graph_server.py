@@ -1,4 +1,4 @@
-"""A graph server over real executor processes: they die, and nobody sees it."""
+"""A graph server over real executor processes; those that are killed are in `tests/slow/tasks`."""
 
 from __future__ import annotations
 
@@ -152,37 +152,3 @@ def test_the_process_finishes_a_stream_before_it_stops(pair: ExecutorFarm) -> No
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.mark.slow
-async def test_executors_that_are_killed_are_not_noticed(farm: ExecutorFarm) -> None:
-    parts = "chat voice encoder decoder"
-    farm.start("all-0", parts, word_s=0.02)
-    farm.start("all-1", parts, word_s=0.02)
-    farm.ready()
-
-    async with farm.serve(SERVICE) as url:
-        texts, sounds, killed = "", b"", False
-        body = turn(audio=True, sound=True) | {"stream": True}
-        async for event in sse(url + CHAT, body):
-            if event == "[DONE]":
-                break
-            delta = event["choices"][0]["delta"]
-            texts += delta.get("audio", {}).get("transcript", "")
-            sounds += base64.b64decode(delta.get("audio", {}).get("data", ""))
-            if not killed and texts.count(" ") == 4:
-                killed = True
-                # Requests are assigned one by one: the first goes to the first.
-                farm.kill("all-0")
-        assert killed
-        assert texts == answer_to(TEXT, "2000 steps")
-        assert len(sounds) == spoken_bytes(texts)
-
-        # Now nobody is left: the request waits until somebody comes back.
-        farm.kill("all-1")
-        asked = asyncio.create_task(request(url + CHAT, body=turn("hi"), timeout_s=PATIENCE_S))
-        await asyncio.sleep(0)
-        farm.start("all-1", parts)
-        answer = await asked
-        assert answer.status == 200, answer.body
-        assert json.loads(answer.body)["choices"][0]["message"]["content"] == answer_to("hi")
