@@ -67,6 +67,28 @@ def test_the_busiest_model_is_least_busy() -> None:
     assert even_levels(problem, plan.model_copy(update={"instances": ()})) is None
 
 
+def test_levels_at_equal_loads_are_tried_until_somebody_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = fleet()
+    capacity = solve(problem)
+    dearer = capacity.model_copy(update={"objective": 2.0 * (capacity.objective or 0.0)})
+    evener = LevelEvener(problem, PlanRequest(deadline_s=100.0), dearer)
+    tried: list[dict[str, float]] = []
+
+    def find_short(levels: dict[str, float]) -> set[str]:
+        """The larger model is too busy on the first machines, and not on those with more room for it."""
+        tried.append(levels)
+        return {"chat.llama-3.1-8b"} if len(tried) == 1 else set()
+
+    monkeypatch.setattr(evener, "_find_short", find_short)
+    found = next(evener.find())
+    assert tried[0] == pytest.approx(even_levels(problem, capacity))
+    assert found == tried[1] != tried[0]
+    # Nothing is tried that costs as much as the best plan.
+    assert list(LevelEvener(problem, PlanRequest(), capacity).find()) == []
+
+
 @pytest.mark.slow
 def test_machines_for_capacity_keep_promises_at_equal_loads() -> None:
     problem = fleet()

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
 from atoll.planner.change import DialChange, apply_change
 from atoll.planner.source import read_sent, read_source
 from atoll.prove import headroom
 from atoll.prove import quick_plan as quick
-from atoll.prove.headroom import short_services
+from atoll.prove.headroom import HeadroomSizing, short_services
 from atoll.prove.kept import look_at
 from atoll.prove.planning import plan
 from atoll.prove.quick_plan import plan_quickly, scale_demand
@@ -132,6 +134,24 @@ def test_what_there_is_not_enough_of_is_shared() -> None:
     found = plan_quickly(apply_change(source, change).problem, simulate_s=30.0, seed=0)
     assert 0.0 < found.served < 1.0
     assert found.plan.instances
+
+
+@pytest.mark.parametrize("needed", [1.0, 1.02, 1.1, 1.37])
+def test_headroom_is_what_promises_need_and_little_more(needed: float) -> None:
+    problem = read_sent(SMALL).problem
+    first = plan(problem, PlanRequest(solver="fast", capacity_only=True, error_bars=False))
+
+    def find(asked: Problem) -> Plan:
+        """Whoever asks for more room pays as much more."""
+        assert asked.service("titles").headroom == 1.0
+        return first.model_copy(update={"usd_per_hour": asked.service("chat").headroom})
+
+    def judge(made: Plan) -> dict[str, float | None]:
+        return {"chat": 1.0 if made.usd_per_hour >= needed else 0.94, "titles": 1.0}
+
+    found, kept = HeadroomSizing(problem, find(problem), find, judge, lambda _text: None).run()
+    assert kept == {"chat": 1.0, "titles": 1.0}
+    assert needed <= found.usd_per_hour <= 1.04 * needed
 
 
 def test_where_nothing_can_be_paid_nothing_is_served() -> None:

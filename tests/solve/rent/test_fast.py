@@ -18,6 +18,7 @@ from atoll.solve.family import solvers
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.rent.allocation_types import BOTH, Allocation, AllocationLimits
+from atoll.solve.rent.fast import fast_templates
 from atoll.solve.rent.fast.fast_search import FastSearch
 from atoll.solve.rent.fast.fast_solver import allocate_fast
 from tests.plan.builders import EAST, WEST, catalog, offer, problem, service
@@ -224,6 +225,23 @@ def test_derated_templates_carry_less() -> None:
     whole = planned(own)
     assert half.served_fraction.keys() == whole.served_fraction.keys()
     assert half.usd_per_hour > whole.usd_per_hour or half.status == "partial"
+
+
+def test_kinds_that_are_too_many_to_combine_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the kind that is worth most there is one node, which does not carry half of the demand."""
+    monkeypatch.setattr(fast_templates, "_MIN_KINDS", 1)
+    monkeypatch.setattr(fast_templates, "_MAX_SETS", 1)
+    offers = (offer(EAST, "L4:1", 0.01, available=1), offer(EAST, "L40S:1", 1.9, available=9))
+    own = problem(
+        services=(service(rate_per_s=12.0, phases="together"),),
+        offers=offers,
+        settings=Settings(max_nodes_per_instance=2),
+    )
+    plan = planned(own, effort=Effort(cached=False))
+    assert plan.status == "feasible"
+    kinds = [{node.node_type for node in one.nodes} for one in plan.instances]
+    assert {"L40S:1"} in kinds
+    assert {"L4:1", "L40S:1"} not in kinds
 
 
 def test_equal_problems_get_equal_plans() -> None:
