@@ -63,7 +63,6 @@ settings: {max_nodes_per_instance: 2}
 """
 
 
-@pytest.mark.slow
 def test_the_fast_solver_sizes_for_promises() -> None:
     problem = read_sent(TIGHT.replace("RATE", "9")).problem
     request = PlanRequest(solver="fast", error_bars=False)

@@ -312,7 +312,6 @@ async def test_a_strict_key_has_no_more_at_the_same_time(lite: str, tmp_path: Pa
         assert len(running) >= 3
 
 
-@pytest.mark.slow
 async def test_a_strict_key_never_goes_over_its_quota(lite: str, tmp_path: Path) -> None:
     async with gateways(lite, tmp_path, 3) as them:
         header = await share_key(them, tokens_per_day=1000, concurrent=100, strict=True)
