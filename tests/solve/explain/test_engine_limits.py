@@ -48,7 +48,6 @@ def line(told: Explanation, *words: str) -> str:
     return found
 
 
-@pytest.mark.slow
 def test_what_only_one_engine_runs_is_named_with_both_prices() -> None:
     told = explained("V100-32:1", "vllm, atoll")
     now, without = planned("V100-32:1", "vllm, atoll"), planned("V100-32:1", "vllm")

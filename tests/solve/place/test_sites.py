@@ -36,6 +36,7 @@ from atoll.solve.place.sites.site_placement import (
     place_sites,
 )
 from atoll.solve.place.sites.spread_flow import spread_within
+from atoll.solve.place.sites.stage_exchange import Filled
 from atoll.solve.place.sites.stage_fill import fill_best
 from atoll.solve.place.sites.stage_patterns import fill_alike
 from atoll.solve.place.sites.stage_rates import Place, StageTable, cap_rates, place_of
@@ -119,6 +120,14 @@ def test_no_flow_within_a_promise_exceeds_the_bound() -> None:
     assert 0.0 < best <= bound
 
 
+def check_machines(filled: Filled, place: Place, stock: Stock, machines: Ints) -> None:
+    """All layers are held, by no more machines than there are."""
+    assert sum(filled.cut) == stock.sample.layers
+    used = np.zeros(len(machines))
+    np.add.at(used, place.entry, filled.number.sum(axis=0) / place.pieces)
+    assert (used <= machines).all()
+
+
 @pytest.mark.slow
 @examples(6)
 @given(st.integers(0, 2**20))
@@ -133,10 +142,7 @@ def test_filled_stages_carry_what_is_said_with_the_machines_that_are_there(seed:
     filled = fill_best(place, machines, bound.cuts, tries=2, steps=30)
     if filled is None:
         return
-    assert sum(filled.cut) == stock.sample.layers
-    used = np.zeros(len(machines))
-    np.add.at(used, place.entry, filled.number.sum(axis=0) / place.pieces)
-    assert (used <= machines).all()
+    check_machines(filled, place, stock, machines)
     carried = [
         float(number @ (filled.table.at(s)[:, j] / place.pieces))
         for s, (number, j) in enumerate(zip(filled.number, filled.cut, strict=True))
@@ -159,10 +165,7 @@ def test_stages_of_the_largest_flow_have_no_more_machines_than_there_are(seed: i
     filled = fill_alike(place, machines, bound, link)
     if filled is None:
         return
-    assert sum(filled.cut) == stock.sample.layers
-    used = np.zeros(len(machines))
-    np.add.at(used, place.entry, filled.number.sum(axis=0) / place.pieces)
-    assert (used <= machines).all()
+    check_machines(filled, place, stock, machines)
     each = place.tables[0].middle[:, list(filled.cut)].T / place.pieces
     carried = (filled.number * each).sum(axis=1)
     assert filled.flow == pytest.approx(carried.min())
