@@ -116,6 +116,7 @@ async def test_vectors_of_its_own_tokens_are_as_good_as_text(model: TinyChat) ->
             whole = first[1]
 
 
+@pytest.mark.slow
 async def test_an_answer_goes_on_from_anywhere_as_if_it_had_never_stopped(model: TinyChat) -> None:
     async with serving(model) as component:
         for sampling in ({}, {"temperature": 1.0, "seed": 7, "frequency_penalty": 0.5}):

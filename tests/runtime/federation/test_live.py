@@ -297,29 +297,6 @@ async def test_what_cannot_go_on_elsewhere_stays_on_a_node_that_ends(tmp_path: P
         assert [a.node for a in fabric.records[0].attempts] == ["a/n1"]
 
 
-async def test_conversations_stay_where_they_began(tmp_path: Path) -> None:
-    async with site(tmp_path, policy="iwrr") as fabric:
-        workers = [await fabric.worker(f"w{i}") for i in range(3)]
-        for number in range(4):
-            messages = [{"role": "user", "content": f"question {number}"}]
-            homes = set()
-            for turn in range(3):
-                reply = await fabric.chat(messages=messages, max_tokens=2)
-                homes.add(reply.headers["x-atoll-node"])
-                messages += [
-                    {"role": "assistant", "content": "an answer"},
-                    {"role": "user", "content": f"and {turn}?"},
-                ]
-            assert len(homes) == 1
-        assert sum(bool(w.engine.seen) for w in workers) > 1
-        homes = set()
-        for number in range(4):
-            reply = await fabric.chat("x-atoll-session: abc\r\n", text=f"{number}")
-            homes.add(reply.headers["x-atoll-node"])
-        assert len(homes) == 1
-        assert fabric.gateway.pool.decisions["affinity"] >= 4 * 2 + 3
-
-
 async def test_nodes_that_do_not_take_our_requests_are_not_asked(tmp_path: Path) -> None:
     async with site(tmp_path) as fabric:
         closed = await fabric.worker("a", "Acme", accept="self", wait=False)
@@ -374,30 +351,6 @@ async def test_straight_where_the_address_answers_else_through_the_tunnel(
         monkeypatch.setattr("atoll.runtime.federation.federation._PROBE_AGAIN_S", 60.0)
         assert (await fabric.chat()).status == 200
         assert worker.bridge.requests == before + 1
-
-
-async def test_requests_wait_in_order_while_every_node_is_full(tmp_path: Path) -> None:
-    async with site(tmp_path, queue_s=5.0, affinity=False) as fabric:
-        engine = ScriptedEngine(step_s=0.002)
-        await fabric.worker("a", engine=engine, max_inflight=2)
-        asked = [
-            asyncio.create_task(fabric.chat(text=f"{i}", stream=True, max_tokens=10))
-            for i in range(6)
-        ]
-        await until(lambda: fabric.gateway.queue.waiting)
-        assert max(m.inflight for m in fabric.gateway.pool.members.values()) == 2
-        assert [r.status for r in await asyncio.gather(*asked)] == [200] * 6
-        assert not fabric.gateway.queue.waiting
-    (tmp_path / "again").mkdir()
-    async with site(tmp_path / "again", queue_s=0.2, affinity=False) as fabric:
-        await fabric.worker("a", engine=ScriptedEngine(step_s=0.03), max_inflight=1)
-        first = asyncio.create_task(fabric.chat(stream=True, text=LONG, max_tokens=20))
-        await until(lambda: fabric.bench.engines[0].running)
-        reply = await fabric.chat()
-        assert reply.status == 503
-        assert "busy" in shown(reply)["error"]["message"]
-        assert (await first).status == 200
-        assert not fabric.gateway.queue.waiting
 
 
 @pytest.mark.slow

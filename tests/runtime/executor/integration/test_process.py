@@ -208,16 +208,14 @@ def test_a_batch_that_does_not_end_does_not_hold_the_exit_up(tmp_path: Path) -> 
         assert not Path(executor.config.store).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("components", "changes", "code", "words"),
     [
         ({"Unable": {}}, {}, 1, "RuntimeError: no weights"),
-        pytest.param(
-            *({"Doubler": {}}, {"address": "nowhere"}, 3, "address: 'nowhere' is not host:port"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(*({"Doubler": {}}, {"token_file": "none"}, 3, "none"), marks=pytest.mark.slow),
-        pytest.param(*({"Nothing": {}}, {}, 4, "unknown component"), marks=pytest.mark.slow),
+        ({"Doubler": {}}, {"address": "nowhere"}, 3, "address: 'nowhere' is not host:port"),
+        ({"Doubler": {}}, {"token_file": "none"}, 3, "none"),
+        ({"Nothing": {}}, {}, 4, "unknown component"),
     ],
 )
 def test_what_cannot_start_says_why_in_a_line(

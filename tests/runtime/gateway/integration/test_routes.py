@@ -17,6 +17,7 @@ from atoll.runtime.pool.routes import MAX_BYTES
 from atoll.workload.lengths import LengthMix
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import CHAT, Bench, chat, running
+from tests.runtime.waiting import until
 
 TRAFFIC, ROUTES = "/atoll/v1/traffic", "/atoll/v1/routes"
 PROMISE = {"ttft_s": 30.0, "tpot_s": 30.0, "target": 0.9}
@@ -149,6 +150,58 @@ async def test_what_cannot_be_told_changes_nothing(body: object, status: int) ->
         assert reply.status == status
         assert "\n" not in reply.json["error"]["message"]
         assert (await bench.admin(ROUTES)).json == told
+
+
+async def test_requests_wait_in_order_while_every_backend_is_full() -> None:
+    waiting: dict[str, Any] = {"affinity": True, "max_inflight": 2, "queue_s": 5.0}
+    async with running([ScriptedEngine(step_s=0.002)], **waiting) as bench:
+        asked = [
+            asyncio.create_task(bench.post(CHAT, chat(f"{i}", stream=True, max_tokens=10)))
+            for i in range(6)
+        ]
+        await until(lambda: bench.gateway.queue.waiting)
+        assert bench.gateway.pool.members["e0"].inflight == 2
+        assert [r.status for r in await asyncio.gather(*asked)] == [200] * 6
+        assert not bench.gateway.queue.waiting
+    waiting |= {"max_inflight": 1, "queue_s": 0.2}
+    async with running([ScriptedEngine(step_s=0.03)], **waiting) as bench:
+        first = asyncio.create_task(bench.post(CHAT, chat(LONG, stream=True, max_tokens=20)))
+        await until(lambda: bench.engines[0].running)
+        reply = await bench.post(CHAT, chat())
+        assert reply.status == 503
+        assert "busy" in reply.json["error"]["message"]
+        assert (await first).status == 200
+        assert not bench.gateway.queue.waiting
+
+
+async def test_conversations_stay_where_they_began() -> None:
+    engines = [ScriptedEngine() for _ in range(3)]
+    async with running(engines, affinity=True) as bench:
+
+        async def ask(body: dict[str, Any], headers: str = "") -> str:
+            """Who answers."""
+            before = [len(engine.seen) for engine in engines]
+            assert (await bench.post(CHAT, body, headers)).status == 200
+            (home,) = (e for e, n in zip(engines, before, strict=True) if len(e.seen) > n)
+            return home.name
+
+        for number in range(4):
+            messages = [{"role": "user", "content": f"question {number}"}]
+            homes = set()
+            for turn in range(3):
+                homes.add(await ask(chat(messages=messages, max_tokens=2)))
+                messages += [
+                    {"role": "assistant", "content": "an answer"},
+                    {"role": "user", "content": f"and {turn}?"},
+                ]
+            assert len(homes) == 1
+        assert sum(bool(engine.seen) for engine in engines) > 1
+        homes = {
+            await ask(chat(f"{number}", max_tokens=2), "x-atoll-session: abc\r\n")
+            for number in range(4)
+        }
+        assert len(homes) == 1
+        assert bench.gateway.pool.decisions["affinity"] >= 4 * 2 + 3
 
 
 CHAT_SERVICE = Service(
