@@ -289,7 +289,7 @@ _NOTES = {
 
 def run(quick: bool) -> dict[str, float | None]:
     """Simulate; print the table and return the figures."""
-    figures = simulate(2000 if quick else 10_000)
+    figures = simulate(1000 if quick else 10_000)
     for name, value in figures.items():
         kind = name.partition("_")[2]
         shown = "never" if value is None else f"{value:10.3f}"
