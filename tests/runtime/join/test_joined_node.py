@@ -94,6 +94,7 @@ async def test_a_wrapped_engine_is_served_withdrawn_restored_and_drained(
         assert gone_within([pid])
 
 
+@pytest.mark.slow
 async def test_an_engine_that_dies_is_down_and_comes_back_as_another_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
